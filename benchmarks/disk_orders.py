@@ -10,8 +10,11 @@ from vllm.v1.request import Request
 
 
 class _LruStore(ObjectStore):
-    def supersede(self, keys: Sequence[ObjectKey]) -> None:
+    def pass_by(self, keys: Sequence[ObjectKey]) -> None:
         """Hear nothing of conversations that went on."""
+
+    def use(self, keys: Sequence[ObjectKey], *, is_hit: bool) -> None:
+        """Hear nothing of what was hit elsewhere: only reads are uses."""
 
 
 class NotingTier(SimTier):

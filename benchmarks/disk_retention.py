@@ -107,6 +107,9 @@ def _compare_times(tier: NotingTier, cost: CostModel) -> dict[str, float]:
     """Return how long restores took, as a share of computing the same tokens alone."""
     shares = []
     for request_id, seconds in tier.device.restore_s.items():
+        if request_id not in tier.restored:
+            # Rows alone: what they spare is seen when their request looks again.
+            continue
         count, _ = tier.restored[request_id]
         shares.append(seconds / (count * cost.per_prefill_token))
     shares.sort()

@@ -2,18 +2,20 @@
 
     python -m benchmarks.recurrent_workloads [--synthetic TRACE] [--conversation TRACE]
         [--models qwen3.5-4b ...] [--policies auto 0 1024 ... peer] [--only NAME ...] [--limit N]
+        [--unit 128]
 
-Serves traces in the geometry of released models, through the real cache manager at one unit of
-128 tokens (``benchmarks.replay`` tells of traces and tails), and prints hit rates in % of prompt
+Serves traces in the geometry of released models, through the real cache manager at one unit
+(``benchmarks.replay`` tells of traces and tails), and prints hit rates in % of prompt
 tokens. Pools are given in tokens: so many would fit if nothing but keys and values was kept.
 The chat trace is that of ``benchmarks.chat_trace``, with 2,000 conversations (``--conversations``).
 
 ``peer`` is what other engines do with these models, as a configuration of the same code and the
 same bytes: a block is so long that its keys and values weigh as much as the states of as many
-layers (528 tokens for the 4B, 784 for the 27B), hits end at such blocks, and checkpoints are kept
-at a prompt's last block and where prompts were seen to part. For models with windows (Gemma 4) it
-is the same layout, with checkpoints there and nowhere else, no lean or coarse boundary, nothing
-given up early, no window rebuilt, and every window row of a step in blocks of the pool.
+layers (528 tokens for Qwen 3.5 4B, 784 for 27B, 1,056 for 35B-A3B, 1,920 for Kimi), hits end at
+such blocks, and checkpoints are kept at a prompt's last block and where prompts were seen to part.
+For models with windows (Gemma 4) it is the same layout, with checkpoints there and nowhere else, no
+lean or coarse boundary, nothing given up early, no window rebuilt, and every window row of a step
+in blocks of the pool.
 """
 
 import argparse
@@ -40,7 +42,10 @@ from benchmarks.workloads import format_table, from_trace
 from vllm.cachelab.sim.geometries import GEOMETRIES
 from vllm.cachelab.sim.requests import PrefixUnits
 from vllm.model_executor.models.decoder.config import DecoderConfig
-from vllm.model_executor.models.decoder.kv_cache import decoder_kv_cache_specs
+from vllm.model_executor.models.decoder.kv_cache import (
+    SUPPORTED_BLOCK_SIZES,
+    decoder_kv_cache_specs,
+)
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
@@ -60,7 +65,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 UNIT = 128
-RECURRENT_MODELS = ("qwen3.5-4b", "qwen3.5-27b")
+RECURRENT_MODELS = ("qwen3.5-4b", "qwen3.5-27b", "qwen3.5-35b", "kimi-linear", "glm-5.3-flash")
 WINDOW_MODELS = ("gemma4-e4b", "gemma4-12b")
 MODELS = (*RECURRENT_MODELS, *WINDOW_MODELS)
 FIXED = ("0", "1024", "2048", "4096", "8192", "16384", "32768")
@@ -101,6 +106,7 @@ class Run:
         path: Of the trace, if it is a public one.
         limit: At most so many requests of a public trace.
         num_conversations: Of the chat trace.
+        unit: Tokens of the smallest reusable prefix, but the peer's.
     """
 
     model: str
@@ -110,6 +116,7 @@ class Run:
     path: Path | None
     limit: int | None = None
     num_conversations: int = 2000
+    unit: int = UNIT
 
     @property
     def row(self) -> str:
@@ -117,40 +124,42 @@ class Run:
         return f"{self.model} {self.workload} {self.pool // 1000 or self.pool / 1000:g}M tokens"
 
 
-def make_groups(model: str) -> list[KVCacheGroupSpec]:
-    """Return the groups of a release at our unit, bf16 rows and float32 states."""
+def make_groups(model: str, unit: int = UNIT) -> list[KVCacheGroupSpec]:
+    """Return the groups of a release at a unit, bf16 rows and float32 states."""
     raw = dict(GEOMETRIES[model])
     config = resolve_model(raw["architectures"]).parse_config(raw)
     assert isinstance(config, DecoderConfig)
-    specs = decoder_kv_cache_specs(config, UNIT, _BF16, _FP32)
+    specs = decoder_kv_cache_specs(config, unit, _BF16, _FP32)
     return get_kv_cache_groups(_AS_SERVED, specs, hits_at_units=True)
 
 
 def peer_block(groups: Sequence[KVCacheGroupSpec]) -> tuple[int, int]:
     """Return the tokens of the peer's blocks, and how many blocks a state takes there.
 
-    Layers stand in groups of as many as there are attention layers, one block each.
+    Layers stand in groups of as many as there are attention layers, one block each. Blocks are
+    multiples of 16 tokens, of latent rows of 128; an indexer's keys are left out.
     """
-    rows = [s for g in groups for s in g.layer_specs().values() if s.keeps_every_token]
-    states = [s for g in groups for s in g.layer_specs().values() if not s.keeps_every_token]
-    (state,) = states
-    assert isinstance(state, RecurrentStateSpec)
+    specs = [spec for group in groups for spec in group.layer_specs().values()]
+    (state,) = (spec for spec in specs if isinstance(spec, RecurrentStateSpec))
+    rows = [spec for spec in specs if spec.keeps_every_token and spec.block_size == UNIT]
     shape = state.shape
     layer_bytes = 4 * shape.num_heads * shape.head_values
     layer_bytes += 2 * shape.num_channels * shape.num_columns
     row_bytes = rows[0].page_size_bytes // UNIT
+    is_latent = isinstance(rows[0], FullAttentionSpec) and rows[0].head_size_v == 0
+    multiple = 128 if is_latent else 16
     tokens = -(-layer_bytes // row_bytes)
-    return -(-tokens // 16) * 16, -(-shape.num_layers // len(rows))
+    return -(-tokens // multiple) * multiple, -(-shape.num_layers // len(rows))
 
 
-def make_cache(model: str, policy: str, num_tokens: int) -> KVCacheConfig:
+def make_cache(model: str, policy: str, num_tokens: int, unit: int = UNIT) -> KVCacheConfig:
     """Return the cache that a policy is tried on."""
-    groups = make_groups(model)
+    groups = make_groups(model, unit)
     if policy != "peer" or model in WINDOW_MODELS:
         dense = [g.kv_cache_spec for g in groups if g.kv_cache_spec.keeps_every_token]
         num_blocks = num_tokens * sum(Fraction(1, spec.block_size) for spec in dense)
-        return KVCacheConfig(int(num_blocks), [], groups, hit_unit=UNIT)
-    block, num_pieces = peer_block(groups)
+        return KVCacheConfig(int(num_blocks), [], groups, hit_unit=unit)
+    block, num_pieces = peer_block(make_groups(model))
     rows = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=128, dtype=_BF16)
     # One head a piece: what else it is made of does not matter to the cache.
     shape = StateShape(num_pieces, 1, 1, 1, 0, 1)
@@ -188,7 +197,7 @@ def make_prompts(run: Run) -> tuple[list[Prompt], int, int]:
 def measure(run: Run) -> float:
     """Serve a workload; returns hit tokens per prompt token."""
     prompts, span, num_dropped = make_prompts(run)
-    config = make_cache(run.model, run.policy, run.pool * 1000)
+    config = make_cache(run.model, run.policy, run.pool * 1000, run.unit)
     assert config.hit_unit is not None
     longest = max(p.num_tokens + p.num_output_tokens for p in prompts)
     policy = make_retention(run.policy, config)
@@ -214,6 +223,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pools", nargs="+", type=int, help="thousands of tokens, for all")
     parser.add_argument("--limit", type=int, help="requests of a public trace")
     parser.add_argument("--conversations", type=int, default=2000, help="of the chat trace")
+    parser.add_argument("--unit", type=int, choices=SUPPORTED_BLOCK_SIZES, default=UNIT)
     parser.add_argument("--processes", type=int, default=1)
     return parser.parse_args(argv)
 
@@ -222,7 +232,16 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
     """Return what a command line asks for; public traces only where their paths are given."""
     paths = {"synthetic": args.synthetic, "conversation": args.conversation}
     return [
-        Run(model, workload, pool, policy, paths.get(workload), args.limit, args.conversations)
+        Run(
+            model,
+            workload,
+            pool,
+            policy,
+            paths.get(workload),
+            args.limit,
+            args.conversations,
+            args.unit,
+        )
         for model in args.models
         for workload in args.only
         if workload not in paths or paths[workload] is not None

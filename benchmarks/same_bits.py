@@ -1,7 +1,7 @@
 """Whether a request's answer depends on what else the server does.
 
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
-        [--shape gemma4|gemma4-experts] [--offline]
+        [--shape gemma4|gemma4-experts|qwen3.5|...] [--offline]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs
 one request at a time on one thread and caches nothing; every second answer is drawn, with a seed.
@@ -12,7 +12,8 @@ JSON line, which also counts what each setting is there for: hits, drafts, preem
 
 ``--shape`` serves random weights of a small shape: ``gemma4`` has windows, layers that share keys
 and values, and per-layer inputs, as E2B; ``gemma4-experts`` has one product for keys and values and
-experts beside the MLP, as 26B-A4B. ``--offline`` asks engines in this process in place of servers.
+experts beside the MLP, as 26B-A4B; the others have recurrent
+layers. ``--offline`` asks engines in this process in place of servers.
 """
 
 import argparse
@@ -33,7 +34,14 @@ import torch
 from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
-from tests.model_executor.models.decoder.reference import gemma4_moe, gemma4_small
+from tests.model_executor.models.decoder.reference import (
+    gemma4_moe,
+    gemma4_small,
+    glm5_next,
+    kimi_linear,
+    qwen3_5,
+)
+from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.tokenizers.family_tokenizers import byte_level
 from vllm import LLM, SamplingParams
 
@@ -91,6 +99,17 @@ _GEMMA4 = {
 SHAPES: dict[str, dict[str, Any]] = {
     "gemma4": gemma4_small(**_GEMMA4, hidden_size_per_layer_input=32),
     "gemma4-experts": gemma4_moe(**_GEMMA4, moe_intermediate_size=64),
+    "qwen3.5": qwen3_5(vocab_size=VOCAB_SIZE),
+    **{
+        name: {**raw, "vocab_size": VOCAB_SIZE}
+        for name, raw in (
+            ("qwen3.5-experts", OTHERS["qwen 3.5 with experts"]),
+            ("qwen3-next", OTHERS["qwen3-next"]),
+        )
+    },
+    "kimi": kimi_linear(vocab_size=VOCAB_SIZE),
+    # Of most prompts a part of the keys is chosen.
+    "glm": glm5_next(vocab_size=VOCAB_SIZE, index_topk=32),
 }
 
 

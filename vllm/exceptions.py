@@ -10,7 +10,8 @@
     │   └── UnsupportedFeatureError  known, but not served yet   HTTP 400
     ├── TenantLimitError          a tenant exceeds its limits    HTTP 429 + Retry-After
     ├── ConfigError               a flag or a file is wrong; raised before weights load
-    │   └── UnsupportedModelError an architecture we do not serve
+    │   ├── UnsupportedModelError an architecture we do not serve
+    │   └── DeviceMemoryError     weights, steps or graphs do not fit in a device
     ├── CheckpointError           missing, unexpected or misshapen tensors
     ├── EngineError               the engine cannot serve        HTTP 500
     │   ├── EngineDeadError       the engine core died or hangs  HTTP 503
@@ -115,6 +116,22 @@ class ConfigError(VllmError, ValueError):
 
 class UnsupportedModelError(ConfigError):
     """The checkpoint's architecture is not one we serve."""
+
+
+class DeviceMemoryError(ConfigError):
+    """A device's memory is too small for what the flags ask for.
+
+    Args:
+        message: Names what was asked for, what is free and the flags to change.
+        asked_bytes: What there was no room for; None: the allocator did not say.
+        free_bytes: What the device had left; None: it did not say.
+    """
+
+    def __init__(
+        self, message: str, asked_bytes: int | None = None, free_bytes: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.asked_bytes, self.free_bytes = asked_bytes, free_bytes
 
 
 class CheckpointError(VllmError):

@@ -283,6 +283,18 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         return self.temperature < _SAMPLING_EPS
 
     @property
+    def follows_answer(self) -> bool:
+        """Whether the answer's own tokens decide about its next one, before any is drawn."""
+        has_words = any(len(ids) > 1 for ids in self.bad_words_token_ids or ())
+        has_budget = self.thinking_token_budget is not None and self.reasoning is not None
+        has_penalties = (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+        return has_words or has_budget or has_penalties
+
+    @property
     def stop_strings(self) -> list[str]:
         """The stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())

@@ -14,6 +14,7 @@ from tests.model_executor.models.decoder.reference import build_hf_model, publis
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
 from vllm.model_executor.layers.quantization.panels import PackedRows
+from vllm.model_executor.models.decoder.feed_forward import ExpertBank
 from vllm.platforms.resolve import get_current_platform
 
 pytestmark = pytest.mark.slow
@@ -68,14 +69,23 @@ def test_a_decoder_answers_as_on_a_cpu(
     assert answers[-1][1] == 32, config["model_type"]
 
 
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+SMALL = {
+    "hidden_size": 64,
+    "moe_intermediate_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+}
 W8A8 = Format("int8", 8, 0, scale_type=torch.float32, rounds_inputs=True)
 
 
 @pytest.mark.parametrize(
     ("family", "form"),
-    [("qwen3", FORMATS["gptq-order"]), ("llama", W8A8)],
-    ids=["gptq", "w8a8"],
+    [
+        ("qwen3", FORMATS["gptq-order"]),
+        ("llama", W8A8),
+        ("qwen3-moe", FORMATS["w4a16-asymmetric"]),
+    ],
+    ids=["gptq", "w8a8", "experts"],
 )
 def test_a_packed_checkpoint_is_served_as_it_is(
     family: str,
@@ -92,6 +102,8 @@ def test_a_packed_checkpoint_is_served_as_it_is(
         raise AssertionError("a matrix is unpacked")
 
     monkeypatch.setattr(PackedRows, "write_rows", refuse)
+    # Experts are one product.
+    monkeypatch.setattr(ExpertBank, "_run_expert", refuse)
     assert run(tmp_path, "cuda-reference", 16) == answers
     assert answers[-1][1] == 32
 

@@ -45,20 +45,22 @@ def test_units_are_equal_up_to_where_prompts_part(unit: int) -> None:
 
 
 def test_blocks_and_checkpoints_weigh_what_the_releases_say() -> None:
-    # Blocks of 528 and 784 tokens are what users of other engines report.
-    assert [peer_block(make_groups(model)) for model in RECURRENT_MODELS] == [(528, 3), (784, 3)]
+    # Blocks of 528, 784 and 1,056 tokens are what users of other engines report.
+    blocks = [peer_block(make_groups(model)) for model in RECURRENT_MODELS]
+    assert blocks == [(528, 3), (784, 3), (1056, 3), (1920, 3), (4352, 4)]
     # The windows' rows are 1,278 and 20,460 tokens, here in whole blocks.
     models = (*RECURRENT_MODELS, *WINDOW_MODELS)
-    for model, tokens in zip(models, (1664, 2432, 1280, 20_480), strict=True):
+    weights = (1664, 2432, 3328, 5888, 12_770, 1280, 20_480)
+    for model, tokens in zip(models, weights, strict=True):
         config = make_cache(model, "auto", 102_400)
         geometry = CacheGeometry.from_config(config)
         per_token = sum(1 / group.block_size for group in geometry.dense)
-        assert sum(geometry.lean_blocks) / per_token == tokens
+        assert sum(geometry.lean_blocks) / per_token == pytest.approx(tokens, abs=1)
         assert config.num_blocks == 102_400 * per_token
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["qwen3.5-4b", "gemma4-e4b"])
+@pytest.mark.parametrize("model", ["qwen3.5-4b", "glm-5.3-flash", "gemma4-e4b"])
 @pytest.mark.parametrize("policy", ["auto", "0", "peer"])
 def test_a_conversation_is_replayed(policy: str, model: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
@@ -71,5 +73,7 @@ def test_a_conversation_is_replayed(policy: str, model: str, tmp_path: Path) -> 
     # Every turn resumes at the end of the last one, or at the block below.
     best = sum(512 * turn for turn in range(4, 19)) / sum(512 * turn for turn in range(4, 20))
     has_long_blocks = policy == "peer" and model in RECURRENT_MODELS
-    assert 0.8 * best < rate < best if has_long_blocks else rate == pytest.approx(best)
+    # Blocks of 4,352 tokens, in prompts of 9,728 at most.
+    least = 0.3 if model == "glm-5.3-flash" else 0.8
+    assert least * best < rate < best if has_long_blocks else rate == pytest.approx(best)
     assert "| row | " in format_table({"row": {policy: rate}}, POLICIES)

@@ -62,6 +62,7 @@ def operated(
     flags += ["--kv-cache-metrics", "--kv-cache-metrics-sample", "1"]
     flags += ["--show-hidden-metrics-for-version", "0.1", "--enable-log-requests"]
     flags += ["--max-num-seqs", "1", "--max-num-queued-reqs", "1", "--async-scheduling"]
+    flags += ["--calculate-kv-scales"]
     flags += ["--admin-api-key", "root", "--enable-per-request-metrics"]
     log = tmp_path_factory.mktemp("operated") / "log.txt"
     flags += ["--otlp-traces-endpoint", collector.endpoint]
@@ -166,7 +167,7 @@ def test_every_line_is_json_and_names_its_request(operated: ServerProcess) -> No
     assert mine[0]["message"].startswith("Received request")
     assert f"POST /llm{COMPLETIONS}" in mine[-1]["message"]
     assert not [r for r in records if '"GET /health' in r["message"]]
-    (ignored,) = [r for r in records if "--async-scheduling" in r["message"]]
+    (ignored,) = [r for r in records if "--calculate-kv-scales" in r["message"]]
     assert ignored["level"] == "WARNING"
 
 

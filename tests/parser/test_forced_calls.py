@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 
 from tests.parser.reading import D, read
 from tests.tokenizers.family_tokenizers import byte_level
+from vllm.exceptions import UserInputError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.parser.forced_calls import forced_calls
 from vllm.parser.registry import ParserChoice
@@ -100,6 +101,42 @@ def test_deepseek(tokenizer, backend, text, one_call, taken):
         for call in read(ParserChoice("none", "deepseek_v4"), text, tools=TOOLS).tool_calls:
             (tool,) = (tool for tool in TOOLS if tool.name == call.name)
             jsonschema.validate(json.loads(call.arguments), tool.parameters)
+
+
+# What generators of schemas write, and grammars cannot enforce.
+GENERATED = {
+    "type": "object",
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "at": {"type": "string", "format": "duration-in-s"},
+        "never": False,
+    },
+    "required": ["tags", "at"],
+    "propertyNames": {"pattern": "^[a-z]+$"},
+}
+
+
+@pytest.mark.parametrize("dialect", ["deepseek_v4", "hermes", "qwen3_coder", "mistral"])
+@pytest.mark.parametrize("without", ["", "propertyNames"])
+def test_keywords_that_no_grammar_enforces_are_passed_over(backend, dialect, without):
+    schema = {name: value for name, value in GENERATED.items() if name != without}
+    assert not matcher(backend, dialect, make_tools(schema), True).is_error()
+    with pytest.raises(UserInputError, match="Unimplemented keys"):
+        matcher(backend, dialect, make_tools(schema, strict=True), True)
+
+
+def make_tools(schema: dict[str, Any], **options: bool) -> tuple[ToolSpec, ...]:
+    return parse_tools([{"function": {"name": "f", "parameters": schema, **options}}])
+
+
+def test_a_field_that_no_value_fits_is_not_offered(tokenizer, backend):
+    schema = {"type": "object", "properties": {"a": {"const": 1}, "never": False}}
+    made = matcher(backend, "deepseek_v4", make_tools(schema), True)
+    for name, is_taken in (("a", True), ("never", False)):
+        body = f'<{D}parameter name="{name}" string="false">1</{D}parameter>\n'
+        assert (
+            takes(made.deep_copy(), tokenizer.encode(block(invoke("f", body)), False)) is is_taken
+        )
 
 
 ARGUMENTS = '{"text": "x", "n": 7, "kind": "a"}'

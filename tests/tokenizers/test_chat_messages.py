@@ -27,6 +27,11 @@ def test_reasoning_under_both_names(key):
     assert parse_messages([message]) == [ChatMessage("assistant", "a", "r")]
 
 
+def test_what_a_model_refused_is_text():
+    parts = [{"type": "refusal", "refusal": "No."}]
+    assert parse_messages([{"role": "assistant", "content": parts}])[0].content == "No."
+
+
 def test_text_parts_are_joined_by_lines():
     parts = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": ""}]
     assert parse_messages([{"role": "user", "content": parts}])[0].content == "a\nb\n"

@@ -1,7 +1,9 @@
+from typing import Any
+
 import pytest
 
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
-from vllm.tokenizers.chat_tools import ToolChoice, parse_tool_choice, parse_tools
+from vllm.tokenizers.chat_tools import ToolChoice, narrow_tools, parse_tool_choice, parse_tools
 
 
 def function(**fields):
@@ -65,6 +67,35 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 def test_choices(choice, tools, expected):
     assert parse_tool_choice(choice, tools) == expected
     assert expected.is_forced == (expected.mode in ("required", "named"))
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_a_choice_may_list_the_tools_it_allows():
+    tools = parse_tools([{"function": {"name": name}} for name in "abc"])
+    assert narrow_tools("required", tools) == (ToolChoice("required"), tools)
+    assert narrow_tools(allowed("c", "a"), tools) == (ToolChoice("auto"), (tools[0], tools[2]))
+    assert narrow_tools(allowed("b", mode="required"), tools)[0] == ToolChoice("required")
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown"),
+    [
+        (allowed("d"), "'d'"),
+        (allowed(), "needs mode"),
+        (allowed("a", mode="none"), "needs mode"),
+        ({"type": "allowed_tools"}, "needs mode"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["auto"]}}, "needs"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{}]}}, "must be"),
+    ],
+)
+def test_wrong_lists_of_allowed_tools(choice, shown):
+    with pytest.raises(UserInputError, match=shown) as caught:
+        narrow_tools(choice, parse_tools([{"function": {"name": "a"}}]))
+    assert caught.value.param == "tool_choice"
 
 
 @pytest.mark.parametrize(

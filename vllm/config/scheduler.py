@@ -43,7 +43,13 @@ class SchedulerConfig:
         choices=POLICIES,
         more="`priority`: the lower `priority` of a request, the sooner; then by arrival.",
     )
-    async_scheduling: bool | None = None
+    async_scheduling: bool | None = option(
+        None,
+        "Schedule a step while the device runs the last one. Default: off.",
+        group="scheduling",
+        more="The answers are the same. Off with drafts, KV connectors, tiers or `--cache-trace`; "
+        "steps with grammars, penalties or bad words wait (`docs/gpu.md`).",
+    )
     disable_hybrid_kv_cache_manager: bool | None = None
     scheduler_reserve_full_isl: bool = True
     max_num_queued_reqs: int | None = option(

@@ -11,7 +11,9 @@ from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice
 from vllm.gpu.draws import draw_tokens
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
+from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
 from vllm.model_executor.models.decoder.config import AttentionShape
+from vllm.model_executor.models.decoder.feed_forward import ExpertBank
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
@@ -101,6 +103,17 @@ def move_tables(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, MappedTable):
             module.move_to_device()
+
+
+def stack_experts(model: Any) -> None:
+    """Moves each layer's packed experts into stacks: one product then takes all that were chosen.
+
+    One by one they would have every step wait for the choice. A layer's experts are there twice
+    while they are moved.
+    """
+    for module in model.modules():
+        if isinstance(module, ExpertBank | ClampedExperts):
+            module.stack_stored()
 
 
 def _most_blocks(group: GroupLayout, max_tokens: int) -> int:

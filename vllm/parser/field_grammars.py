@@ -47,7 +47,7 @@ def glm_call(tool: ToolSpec) -> Format:
 
 def _tagged_fields(tool: ToolSpec, opening: str, closing: str) -> list[Format]:
     """Fields between tags: texts as they are, all else as JSON."""
-    fields = fields_of(tool.parameters)
+    fields = fields_of(tool)
     if fields is None:
         # Too much for one field after another: all of them as one JSON object.
         fields = [Field(RAW_ARGUMENTS, object_of(tool), True)]
@@ -68,7 +68,7 @@ def _tagged_fields(tool: ToolSpec, opening: str, closing: str) -> list[Format]:
 
 def pythonic_call(tool: ToolSpec) -> Format:
     """Return the format of ``NAME(KEY=VALUE, ...)``; values are JSON, which readers take."""
-    fields = fields_of(tool.parameters)
+    fields = fields_of(tool)
     is_plain = fields is not None and all(field.name.isidentifier() for field in fields)
     unsure = sum(not field.is_required for field in fields or ())
     if fields is None or not is_plain or unsure > _MAX_UNSURE_FIELDS:

@@ -110,7 +110,7 @@ def _deepseek(tools: Sequence[ToolSpec], one_call: bool) -> Format:
 
 def _parameters(tool: ToolSpec) -> Format:
     """The arguments of one call, in the order of their schema."""
-    fields = fields_of(tool.parameters)
+    fields = fields_of(tool)
     if fields is None:
         # Too much for one parameter after another: all of them as one JSON object.
         return _json_parameter("arguments", object_of(tool))

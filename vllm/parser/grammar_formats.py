@@ -27,8 +27,9 @@ class Field:
     is_required: bool
 
 
-def fields_of(schema: Mapping[str, Any]) -> list[Field] | None:
+def fields_of(tool: ToolSpec) -> list[Field] | None:
     """Return a tool's arguments in their order; None: they are more than a list of fields."""
+    schema = tool.parameters
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
@@ -36,11 +37,25 @@ def fields_of(schema: Mapping[str, Any]) -> list[Field] | None:
     says_more = any(name in schema for name in _COMBINATORS)
     if odd or says_more or not all(name in list(properties) for name in required):
         return None
-    shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    shared = {name: schema[name] for name in _DEFINITIONS if name in schema} | _leniency(tool)
     return [
         Field(name, {**(value if isinstance(value, Mapping) else {}), **shared}, name in required)
         for name, value in properties.items()
+        # Nothing is a value of such a one.
+        if value is not False or name in required
     ]
+
+
+def _leniency(tool: ToolSpec) -> dict[str, Any]:
+    """Return what makes a grammar pass over keywords that it cannot enforce.
+
+    Schemas of tools come from generators (``propertyNames``, ``uniqueItems``, formats of their
+    own), and nobody promised to enforce them unless ``strict`` asks for it.
+    """
+    own = tool.parameters.get("x-guidance")
+    if own is not None or tool.function.get("strict"):
+        return {} if own is None else {"x-guidance": own}
+    return {"x-guidance": {"lenient": True}}
 
 
 def takes_any_text(schema: Mapping[str, Any]) -> bool:
@@ -61,7 +76,7 @@ def is_text_enum(schema: Mapping[str, Any], *marks: str) -> list[str]:
 
 def object_of(tool: ToolSpec) -> dict[str, Any]:
     """Return the schema of a tool's arguments as that of an object."""
-    return {**tool.parameters, "type": "object"}
+    return {**tool.parameters, "type": "object", **_leniency(tool)}
 
 
 def text(value: str) -> Format:

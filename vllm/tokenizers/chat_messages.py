@@ -249,10 +249,12 @@ def _parse_part(where: str, part: Any) -> str:
         return part
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise UserInputError(f"{where} must be an object with a type.", "messages")
-    if part["type"] != "text":
+    kind = part["type"]
+    # What a model said when it refused is text too.
+    if kind not in ("text", "refusal"):
         raise UnsupportedFeatureError(
-            f"{where} has type {part['type']!r}: only 'text' is supported.", "messages"
+            f"{where} has type {kind!r}: only 'text' is supported.", "messages"
         )
-    if not isinstance(part.get("text"), str):
-        raise UserInputError(f"{where}.text must be a string.", "messages")
-    return str(part["text"])
+    if not isinstance(part.get(kind), str):
+        raise UserInputError(f"{where}.{kind} must be a string.", "messages")
+    return str(part[kind])

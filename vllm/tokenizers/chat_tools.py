@@ -125,6 +125,33 @@ def parse_tool_choice(choice: Any, tools: Sequence[ToolSpec]) -> ToolChoice:
     return ToolChoice("named", name)
 
 
+def narrow_tools(
+    choice: Any, tools: tuple[ToolSpec, ...]
+) -> tuple[ToolChoice, tuple[ToolSpec, ...]]:
+    """Check ``tool_choice`` where it may also list the tools that are allowed.
+
+    Returns:
+        The choice, and the tools that it leaves.
+
+    Raises:
+        UserInputError: As ``parse_tool_choice``; or what is allowed is no tool of the request.
+    """
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return parse_tool_choice(choice, tools), tools
+    allowed = choice.get("allowed_tools")
+    found = allowed if isinstance(allowed, Mapping) else {}
+    mode, entries = found.get("mode"), found.get("tools")
+    is_list = isinstance(entries, list) and all(isinstance(entry, Mapping) for entry in entries)
+    if mode not in ("auto", "required") or not is_list or not entries:
+        raise UserInputError(
+            "tool_choice.allowed_tools needs mode 'auto' or 'required', and tools: a list of "
+            "{'type': 'function', 'function': {'name': ...}}.",
+            "tool_choice",
+        )
+    names = {parse_tool_choice(entry, tools).name for entry in entries}
+    return ToolChoice(mode), tuple(tool for tool in tools if tool.name in names)
+
+
 def _chosen_name(choice: Any) -> str | None:
     if choice == "auto" or choice == "required":
         return None
@@ -134,7 +161,7 @@ def _chosen_name(choice: Any) -> str | None:
         if isinstance(name, str):
             return name
     raise UserInputError(
-        "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'function': "
-        "{'name': ...}}.",
+        "tool_choice must be 'none', 'auto', 'required', {'type': 'function', 'function': "
+        "{'name': ...}} or {'type': 'allowed_tools', 'allowed_tools': {...}}.",
         "tool_choice",
     )

@@ -65,7 +65,7 @@ def test_servers_that_die_and_restart_lose_no_request(path: Path) -> None:
 @pytest.mark.slow
 def test_servers_that_pull_before_they_serve_hit_at_once(path: Path) -> None:
     def fresh(warm_up: WarmUp | None) -> tuple[float, FleetResult]:
-        result = run(path, "prefix", restarts=Restarts(4.0, 1.0), warm_up=warm_up)
+        result = run(path, "prefix", restarts=Restarts(6.0, 1.0), warm_up=warm_up)
         assert len(result.latency_s) == len(LINES)
         assert result.fresh_hit_rate is not None
         return result.fresh_hit_rate, result
@@ -75,14 +75,13 @@ def test_servers_that_pull_before_they_serve_hit_at_once(path: Path) -> None:
     assert without.pulled_bytes == 0
     assert pulled.pulled_bytes > 0
     assert pulled.pulled_s == pytest.approx(pulled.pulled_bytes / 1e10)
-    # Every run is the same; the short trace asks for little that was pulled.
-    assert warm > cold + 0.01
+    assert warm > cold + 0.02
     assert pulled.hit_rate > without.hit_rate
     # What the router foretells holds for pulled prefixes too.
     assert pulled.outcomes["evicted"] == 0
-    # The budget is kept, to a prompt.
+    # The budget is kept, to a prompt of each server.
     less = fresh(WarmUp(10.0, pulled.pulled_bytes / 10, 1e10))[1]
-    assert less.pulled_bytes < pulled.pulled_bytes / 2
+    assert less.pulled_bytes < pulled.pulled_bytes
 
 
 def test_a_budget_is_checked() -> None:

@@ -2,12 +2,15 @@
 
 import json
 import random
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vllm.cachelab.trace.events import DiskChange, DiskObject
 from vllm.cachelab.twin.exact import ExactTwin
+from vllm.cachelab.twin.tier import ReplayedStore, key_of
 from vllm.cachelab.twin.trace_file import CacheTrace, read_trace
 from vllm.entrypoints.cli.main import main
 from vllm.exceptions import ConfigError
@@ -18,6 +21,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_offload.records import ObjectSpec
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
 
@@ -141,6 +145,35 @@ def test_simulate_compares_sources_and_tries_other_disks(
     assert [run["disk_bytes"] for run in runs] == [3 << 20, (1 << 30) // 1000, 1 << 30]
     assert runs[1]["hit_rate"] <= runs[2]["hit_rate"]
     assert "--prefix-cache-disk-size 1073741824" in runs[2]["flags"]
+
+
+def _object(name: bytes, sequence: int = 0) -> DiskObject:
+    return DiskObject(1, b64encode(name * 16).decode(), 32, 100, sequence)
+
+
+def test_a_replayed_disk_changes_between_the_questions_between_which_it_did() -> None:
+    changes = [
+        DiskChange(1, "put", _object(b"b", 2)),
+        DiskChange(2, "evicted", _object(b"a")),
+        DiskChange(3, "gone", _object(b"b")),
+        DiskChange(5, "refused", _object(b"c")),
+    ]
+    store = ReplayedStore(changes)
+    store.open([_object(b"a", 1)], 2)
+    a, b, c = (key_of(_object(name)) for name in (b"a", b"b", b"c"))
+
+    def find() -> list[bool]:
+        return [found is not None for found in store.find([a, b])]
+
+    assert find() == [True, False]
+    assert find() == [True, True]
+    assert find() == [False, True]
+    assert find() == [False, False]
+    spec = ObjectSpec(c, 32, 100)
+    assert store.reserve([spec]) == [None]
+    assert (store.was_given_up(a), store.was_given_up(b)) == (True, False)
+    (reservation,) = store.reserve([spec])
+    assert reservation is not None
 
 
 def test_a_disk_of_several_workers_is_not_recorded(tmp_path: Path) -> None:

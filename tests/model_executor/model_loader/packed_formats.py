@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+# What releases in blocks of FP8 keep plain besides: rows fewer than a block has.
+_PLAIN = ("in_proj_a", "in_proj_b", "in_proj_ba", "b_proj", "weights_proj")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -27,9 +29,17 @@ class Format:
     has_order: bool = False
     scale_type: torch.dtype = torch.float16
     rounds_inputs: bool = False
+    block: int = 0  # rows and columns under one scale, by the name of fp8 alone
 
     def config(self) -> dict[str, Any]:
         """Returns the quantization_config."""
+        if self.block:
+            return {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [self.block, self.block],
+                "modules_to_not_convert": list(_PLAIN),
+            }
         if self.method == "awq":
             return {
                 "quant_method": "awq",
@@ -81,6 +91,7 @@ FORMATS = {
     "w8a16-asymmetric": Format("packed", bits=8, group=16, is_symmetric=False),
     "w8a16-channel": Format("int8", bits=8, group=0, scale_type=torch.float32),
     "fp8": Format("fp8", bits=8, group=0, scale_type=torch.bfloat16),
+    "fp8-blocks": Format("fp8", bits=8, block=16, scale_type=torch.float32),
     "awq": Format("awq", group=16, is_symmetric=False),
     "gptq": Format("gptq", group=16),
     "gptq-asymmetric": Format("gptq", group=16, is_symmetric=False),
@@ -104,6 +115,14 @@ def encode(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Returns the tensors after the matrix's name, and the fp32 values that they mean."""
     rows, columns = weight.shape
+    if form.block:
+        size = form.block
+        grid = torch.nn.functional.max_pool2d(weight.abs()[None], size, ceil_mode=True)[0] / 448
+        scale = grid.to(form.scale_type)
+        spread = scale.float().repeat_interleave(size, 0).repeat_interleave(size, 1)
+        spread = spread[:rows, :columns]
+        codes = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale_inv": scale}, codes.float() * spread
     if form.method == "fp8":
         scale = (weight.abs().amax(1, keepdim=True) / 448).to(form.scale_type)
         codes = (weight / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -206,7 +225,12 @@ def _add(
     tensors: dict[str, torch.Tensor],
     twin: dict[str, torch.Tensor],
 ) -> None:
-    if name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")) or (
+    is_plain = form.block and name.removesuffix(".weight").endswith(
+        tuple(f".{part}" for part in _PLAIN)
+    )
+    if is_plain:
+        tensors[name] = twin[name] = value.clone()
+    elif name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")) or (
         ".in_proj_" in name
     ):
         stem = name.removesuffix("weight")

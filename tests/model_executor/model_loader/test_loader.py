@@ -1,5 +1,6 @@
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from safetensors.torch import save_file
 from tests.model_executor.model_loader.fakes import TINY, FakeModel, random_tensors, save
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
 from vllm.model_executor.model_loader.loader import load_model_weights
+from vllm.model_executor.model_loader.mapped_file import MappedFile
 
 
 def assert_loaded(model: FakeModel, tensors, *, but: str | None = None) -> None:
@@ -213,3 +215,42 @@ def test_a_file_that_vanishes_is_named(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
         load_model_weights(FakeModel(), tmp_path, stored=stored)
+
+
+def host_bytes() -> int:
+    """Returns this process's memory: its copies, and pages of files."""
+    fields = dict(
+        line.split(":")
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":" in line
+    )
+    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) << 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_host_holds_a_tensor_at_a_time(tmp_path, monkeypatch, dtype):
+    each, count = 8 << 20, 8
+    tensors = {f"t{i}": torch.full((each // 4,), float(i)) for i in range(count)}
+    folder = save(tmp_path / "c", tensors)
+    model = FakeModel()
+    # Memory of a device: its pages count as shared with a file, not as this process's own.
+    device = torch.from_file(str(tmp_path / "device"), shared=True, size=count * each // 4)
+    device.zero_()
+    slots = device.view(dtype)[: count * each // 4].chunk(count)
+    model.slots = {f"t{i}": slot for i, slot in enumerate(slots)}
+    del tensors
+    peaks = []
+    release = MappedFile.release
+
+    def watch(self, stored):
+        peaks.append(host_bytes() - start)
+        release(self, stored)
+
+    monkeypatch.setattr(MappedFile, "release", watch)
+    start = host_bytes()
+    load_model_weights(model, folder)
+    assert len(peaks) == count
+    assert [float(slot[0]) for slot in slots] == list(range(count))
+    # The mapped tensor, and what its conversion may take; all of them are eight times that.
+    assert max(peaks) < 3 * each, peaks

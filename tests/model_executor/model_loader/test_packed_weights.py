@@ -21,6 +21,7 @@ from tests.model_executor.models.decoder.reference import (
     kimi_linear,
     published_tensors,
 )
+from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM
 from vllm.exceptions import CheckpointError, ConfigError
@@ -51,7 +52,7 @@ def load(folder: Path, *, rounds_inputs: bool = False) -> DecoderForCausalLM:
     assert described is not None
     config = resolve_model(raw["architectures"]).parse_config(raw)
     weights = PackedWeights(
-        read_stored_tensors(folder), described, config.names.prefixes, rounds_inputs=rounds_inputs
+        read_stored_tensors(folder), described, config.names.translate, rounds_inputs=rounds_inputs
     )
     model = DecoderForCausalLM(
         config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
@@ -128,6 +129,31 @@ def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
         load_one(FORMATS["awq"], tmp_path, weight, Shard(0, 1, 2))
 
 
+@pytest.mark.parametrize("name", list(FORMATS))
+@pytest.mark.parametrize("axis", [0, 1])
+def test_ranks_hold_parts_of_the_values(name: str, axis: int, tmp_path: Path) -> None:
+    form = FORMATS[name]
+    weight = torch.randn(192, 192, generator=torch.Generator().manual_seed(2))
+    if form.has_order and axis == 1:
+        with pytest.raises(ConfigError, match="desc_act"):
+            load_one(form, tmp_path, weight, Shard(1, 0, 2))
+        return
+    for rank in range(2):
+        source, expected = load_one(form, tmp_path, weight, Shard(axis, rank, 2))
+        part = expected.chunk(2, axis)[rank]
+        rows = torch.empty(part.shape)
+        source.write_rows(0, rows)
+        assert torch.equal(rows, part)
+
+
+def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
+    weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(2))
+    with pytest.raises(ConfigError, match="runs of 32 inputs, and 2 ranks would get 48 each"):
+        load_one(FORMATS["w4a16"], tmp_path, weight, Shard(1, 0, 2))
+    with pytest.raises(ConfigError, match="runs of 8 outputs, and 2 ranks would get 12 each"):
+        load_one(FORMATS["awq"], tmp_path, weight, Shard(0, 1, 2))
+
+
 def test_sizes_that_end_within_a_word(tmp_path: Path) -> None:
     weight = torch.randn(13, 36, generator=torch.Generator().manual_seed(2))
     for name in ("w4a16", "w4a16-asymmetric", "w4a16-channel", "w8a16"):
@@ -173,13 +199,14 @@ def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> No
         ("kimi-linear", "w4a16"),
         ("kimi-linear", "gptq-order"),
         ("glm", "w4a16"),
+        *((family, "fp8-blocks") for family in ("qwen3.5", "qwen3-next", "kimi-linear", "glm")),
         ("gemma4-small", "w4a16"),
         ("gemma4-moe", "w8a16"),
         ("gemma4-moe", "gptq-order"),
     ],
 )
 def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> None:
-    own = {"kimi-linear": kimi_linear(), "glm": glm5_next(), **PARITY_CONFIGS}
+    own = {**PARITY_CONFIGS, **OTHERS, "kimi-linear": kimi_linear(), "glm": glm5_next()}
     raw = {**own[family], **SIZES}
     if family == "qwen3-moe":
         raw["moe_intermediate_size"] = 32

@@ -20,6 +20,7 @@ from functools import partial
 
 from tqdm import tqdm
 
+from tests.v1.core.recurrent_geometry import recurrent_config
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
 from tests.v1.core.window_geometry import (
@@ -49,6 +50,8 @@ GEOMETRIES: Mapping[str, MakeConfig] = {
     "gpt-oss": partial(window_config, window=128, kinds=GPT_OSS_LIKE),
     "llama": partial(window_config, window=0, kinds=LLAMA_LIKE),
     "mistral": partial(window_config, window=100, kinds=MISTRAL_LIKE),
+    "qwen3.5": recurrent_config,
+    "glm": partial(recurrent_config, pool_size=4),
 }
 # Where computing windows again pays even in prompts as short as these: every policy tries.
 SHORT_WINDOWS = ("v4-short", "gpt-oss-short")

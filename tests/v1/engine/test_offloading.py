@@ -1,5 +1,6 @@
 """Prefixes kept on a disk: an engine that starts anew answers as one that never stopped."""
 
+import argparse
 import fcntl
 import os
 import random
@@ -20,7 +21,7 @@ from tests.model_executor.models.decoder.checkpoints import (
     write_checkpoint,
     write_model,
 )
-from tests.model_executor.models.decoder.reference import kimi_linear
+from tests.model_executor.models.decoder.reference import glm5_next, kimi_linear
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
 from tests.v1.engine.test_handover import Pair
@@ -40,7 +41,9 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_loop import CoreLoop
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.wire import AddRequest, Shutdown, StepOutputs
-from vllm.v1.kv_offload.folder import CacheFolder
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_offload.folder import CacheFolder, read_marker
+from vllm.v1.kv_offload.inspect import run_clear
 from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.rows_file import RowsFile
 from vllm.v1.kv_offload.store import ObjectStore
@@ -510,7 +513,7 @@ def test_a_prefix_that_somebody_asked_to_keep_stays_kept(tmp_path):
     stop(third)
 
 
-def refuse(extent: Any) -> None:
+def refuse(extent: Any, bounce: Any = None) -> None:
     raise OSError(5, "Input/output error")
 
 
@@ -604,9 +607,9 @@ def test_nothing_is_tried_while_a_prefix_comes_back(root, monkeypatch):
     may_read, is_waiting = threading.Event(), threading.Event()
     real = RowsFile.read
 
-    def read_late(rows: RowsFile, extent: Any) -> memoryview:
+    def read_late(rows: RowsFile, extent: Any, bounce: Any = None) -> memoryview:
         may_read.wait(_WAIT_S)
-        return real(rows, extent)
+        return real(rows, extent, bounce)
 
     waits: list[float] = []
 
@@ -731,12 +734,13 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "gemma3", "gemma4", "gpt-oss", "qwen3.5", "kimi-linear"]
+    "family", ["llama", "qwen3", "gemma3", "gemma4", "gpt-oss", "qwen3.5", "kimi-linear", "glm"]
 )
 def test_families_go_on_after_a_restart(tmp_path, family):
     checkpoint = tmp_path / "checkpoint"
-    if family == "kimi-linear":
-        write_model(kimi_linear(vocab_size=VOCAB_SIZE), checkpoint, byte_level())
+    others = {"kimi-linear": kimi_linear, "glm": glm5_next}
+    if family in others:
+        write_model(others[family](vocab_size=VOCAB_SIZE), checkpoint, byte_level())
     else:
         write_checkpoint(family, checkpoint)
     rng = random.Random(21)
@@ -831,6 +835,18 @@ def test_two_servers_that_start_at_once_have_one_hash_root(tmp_path, monkeypatch
     OffloadingConnector.check_before_load(config)
     assert config.cache_config.prefix_hash_seed == written[0]
     assert len(written) == 1
+
+
+def test_a_folder_cleared_during_a_start_is_found_by_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    root = tmp_path / "cache"
+    config = EngineArgs(prefix_cache_dir=str(root), max_model_len=512).create_vllm_config()
+    OffloadingConnector.check_before_load(config)
+    assert run_clear(argparse.Namespace(folder=root)) == 0
+    core = EngineCore(config, UniProcExecutor)
+    wait_open(core.scheduler.connector)
+    core.shutdown()
+    assert read_marker(root) == config.cache_config.prefix_hash_seed
 
 
 def test_other_weights_are_another_identity(tmp_path):

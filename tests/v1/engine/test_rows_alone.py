@@ -118,11 +118,11 @@ def test_rows_that_cannot_be_read_are_computed(case, root, at, monkeypatch):
     reads = []
     read = RowsFile.read
 
-    def fail(self, extent):
+    def fail(self, extent, bounce=None):
         reads.append(extent)
         if len(reads) > at:
             raise OSError(5, "Input/output error")
-        return read(self, extent)
+        return read(self, extent, bounce)
 
     monkeypatch.setattr(RowsFile, "read", fail)
     found = ask(session, case.prompt)

@@ -28,6 +28,7 @@ class LentRanks:
         self._ranks = ranks
         self.places = [replace(p, rendezvous=f"file://{meeting}") for p in ranks.places]
         self.order, self.find_fault = ranks.order, ranks.find_fault
+        self.bind_wake = ranks.bind_wake
 
     def close(self) -> None:
         """Nothing: another executor is to come."""

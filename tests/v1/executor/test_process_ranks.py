@@ -13,6 +13,7 @@ from tests.model_executor.models.decoder.checkpoints import (
     write_checkpoint,
     write_model,
 )
+from tests.model_executor.models.decoder.drafting import DRAFTING_MODELS, write_drafting_model
 from tests.model_executor.models.decoder.reference import (
     gemma4_moe,
     glm5_next,
@@ -104,8 +105,15 @@ RECURRENT = {
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers(name: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
-    write_model(RECURRENT[name], tmp_path / "checkpoint", byte_level())
-    _check(lend, VOCAB_SIZE, model=str(tmp_path / "checkpoint"), spread=name == "kimi")
+    """With drafts of their own block where they have one."""
+    folder = tmp_path / "checkpoint"
+    drafts: dict[str, Any] = {}
+    if name in DRAFTING_MODELS:
+        write_drafting_model(name, folder)
+        drafts = {"speculative_config": _MTP}
+    else:
+        write_model(RECURRENT[name], folder, byte_level())
+    _check(lend, VOCAB_SIZE, model=str(folder), spread=name == "kimi", **drafts)
 
 
 def test_an_error_keeps_its_class() -> None:
@@ -115,9 +123,14 @@ def test_an_error_keeps_its_class() -> None:
     assert str(rebuild_failure(1, Failure("EngineError", "KeyError: 3"))) == "rank 1: KeyError: 3"
 
 
-def test_a_tier_of_two_ranks(lend: Callable[[], LentRanks], tmp_path: Path) -> None:
-    prompts = [random_tokens(300, 5, 500), random_tokens(150, 6, 500)]
-    arguments: dict[str, Any] = {"model": "deepseek-v4", "kv_cache_memory_bytes": 8 << 20}
+@pytest.mark.parametrize("name", ["deepseek-v4", "qwen 3.5"])
+def test_a_tier_of_two_ranks(name: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
+    model = name
+    if name in RECURRENT:
+        model = str(tmp_path / "checkpoint")
+        write_model(RECURRENT[name], Path(model), byte_level())
+    prompts = [random_tokens(length, length, VOCAB_SIZE) for length in (300, 150)]
+    arguments: dict[str, Any] = {"model": model, "kv_cache_memory_bytes": 8 << 20}
     arguments |= {"max_model_len": 1024, "block_size": 32}
     expected, _ = run_engine(prompts, **arguments)
     tier = {"type": "fs", "root_dir": str(tmp_path / "cache"), "max_size": "64MiB"}
@@ -125,7 +138,7 @@ def test_a_tier_of_two_ranks(lend: Callable[[], LentRanks], tmp_path: Path) -> N
     transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     transfer |= {"kv_connector_extra_config": {**extra, "warm": 0}}
     # Each rank writes its rows; an object is there when both have.
-    for hits in ([0, 0], [256, 128]):
+    for hits in ([0, 0], [288 if name in RECURRENT else 256, 128]):
         found = run_engine(prompts, lend(), kv_transfer_config=transfer, **arguments)
         assert found == (expected, hits)
     assert len(list((tmp_path / "cache").glob("*/rows.*"))) == 2

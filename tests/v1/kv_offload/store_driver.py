@@ -99,7 +99,8 @@ class StoreDriver:
             self.use_some()
         else:
             keys = [key_of(self.rng.randrange(60)) for _ in range(3)]
-            self.store.supersede(keys)
+            self.store.pass_by(keys)
+            self.store.use(keys[:1], is_hit=self.rng.random() < 0.5)
 
     def _write_meanwhile(self, path: Path) -> None:
         """A worker writes its next batch while the index is being written."""

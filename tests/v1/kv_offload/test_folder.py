@@ -52,6 +52,22 @@ def test_what_was_written_is_there_again(tmp_path):
         assert path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_a_folder_that_is_cleared_while_a_server_starts_has_that_servers_root(tmp_path, num_cores):
+    """Else nothing of what it keeps would be found by the next one."""
+    root = tmp_path / "cache"
+    CacheFolder(root, LIMIT).close()
+    known = read_marker(root)
+    assert run_clear(argparse.Namespace(folder=root)) == 0
+    assert read_marker(root) is None
+    own = root if num_cores == 1 else root / "core-0"
+    CacheFolder(own, LIMIT, num_cores=num_cores, hash_root=known).close()
+    assert read_marker(root) == known
+    # A root that is there stays.
+    CacheFolder(own, LIMIT, num_cores=num_cores, hash_root=bytes(32)).close()
+    assert read_marker(root) == known
+
+
 def test_the_limit_holds_with_several_models_in_turn(tmp_path):
     root = tmp_path / "cache"
     for name in ("a", "b", "a", "c"):

@@ -78,14 +78,15 @@ def test_superseded_entries_go_first_then_the_longest_unused_then_the_deepest():
     objects = driver.store.list_objects()
     driver.store.pin(objects[:3])
     driver.store.unpin(objects[:3])
-    driver.store.supersede([objects[5].extent.key])
+    driver.store.pass_by([objects[5].extent.key])
     table = driver.store._table
     order = []
-    while (index := table.next_victim(set(order))) is not None:
-        order.append(index)
-    assert order[0] == objects[5].cell
+    while (index := table.next_victim(())) is not None:
+        order.append(table.describe(index))
+        table.remove(index)
+    assert order[0] == objects[5]
     assert len(order) == len(objects)
-    last = [table.describe(index) for index in order[-3:]]
+    last = order[-3:]
     assert {entry.extent for entry in last} == {entry.extent for entry in objects[:3]}
     assert [e.position for e in last] == sorted((e.position for e in last), reverse=True)
 

@@ -12,20 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.model_executor.models.decoder.checkpoints import (
-    VOCAB_SIZE,
-    assert_greedy,
-    write_model,
-)
-from tests.model_executor.models.decoder.drafting import (
-    BlockOracle,
-    GlmBlockOracle,
-    add_block,
-    build_quiet_model,
-)
-from tests.model_executor.models.decoder.reference import glm5_next, qwen3_5
+from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, assert_greedy
+from tests.model_executor.models.decoder.drafting import DRAFTING_MODELS, write_drafting_model
 from tests.model_executor.models.hf_reference import random_tokens
-from tests.tokenizers.family_tokenizers import byte_level
 from vllm import LLM, SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -34,24 +23,12 @@ UNIT = 16
 NUM_ANSWER = 24
 
 
-MODELS: dict[str, tuple[dict[str, Any], type[BlockOracle] | type[GlmBlockOracle]]] = {
-    "qwen 3.5": (qwen3_5(vocab_size=VOCAB_SIZE), BlockOracle),
-    # Of more than 36 tokens a part is chosen.
-    "glm": (glm5_next(vocab_size=VOCAB_SIZE, index_topk=32), GlmBlockOracle),
-}
-
-
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=list(DRAFTING_MODELS))
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Any]:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    raw, oracle = MODELS[request.param]
-    write_model(raw, folder, byte_level())
-    target = build_quiet_model(raw, 7)
-    target.save_pretrained(folder)
-    add_block(folder, oracle(raw, target, 11))
-    return folder, target
+    return folder, write_drafting_model(request.param, folder)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,7 @@
 """Masks of rows with drafts, across the end of the reasoning and of the answer."""
 
+import random
+import string
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,16 @@ from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.structured_output.reasoning import ReasoningTracker
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a_long_name_of_a_property": {"type": "string", "maxLength": 4},
+        "another": {"enum": ["first of all", "first of some", "none"]},
+        "constant": {"const": "  the same  text\n\n, always 12345"},
+    },
+    "required": ["a_long_name_of_a_property", "another", "constant"],
+    "additionalProperties": False,
+}
 A, B, C = 66, 67, 68
 END = 500
 
@@ -49,8 +61,13 @@ def allowed(masks: GrammarMasks | None, request_id: str, depth: int = 0) -> list
     """The tokens a row allows; None: all."""
     assert masks is not None
     row = masks.bits[masks.first_rows[request_id] + depth]
-    bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), count=VOCAB, bitorder="little"))
-    return None if len(bits) == VOCAB else bits.tolist()
+    token_ids = bits_of(row.view(np.uint8))
+    return None if len(token_ids) == VOCAB else token_ids
+
+
+def bits_of(mask: np.ndarray) -> list[int]:
+    found: list[int] = np.flatnonzero(np.unpackbits(mask, count=VOCAB, bitorder="little")).tolist()
+    return found
 
 
 def test_a_row_for_each_draft_and_one_more(reader: Reader) -> None:
@@ -84,7 +101,7 @@ def test_the_grammar_begins_behind_the_reasoning(reader: Reader) -> None:
     structured = request.structured_output_request
     assert structured.pass_reasoning([7, END, A]) == [A]
     assert made.manager.should_advance(request)
-    assert structured.grammar.accept_tokens("q", [A])
+    assert structured.grammar.accept_tokens([A])
     assert allowed(made.masks(), "q") == [B]
 
 
@@ -102,9 +119,9 @@ def test_an_ended_answer_is_free(reader: Reader) -> None:
     made = Fixture(reader)
     grammar = made.add("q").structured_output_request.grammar
     assert grammar.validate_tokens([A, B, C, EOS]) == [A, B, C]
-    assert grammar.accept_tokens("q", [A, B, C])
+    assert grammar.accept_tokens([A, B, C])
     assert allowed(made.masks(), "q") == [EOS]
-    assert grammar.accept_tokens("q", [EOS, 5])
+    assert grammar.accept_tokens([EOS, 5])
     assert made.masks() is None
     assert grammar.validate_tokens([3, 4]) == [3, 4]
 
@@ -112,7 +129,56 @@ def test_an_ended_answer_is_free(reader: Reader) -> None:
 def test_a_refused_token_says_so(reader: Reader) -> None:
     made = Fixture(reader)
     grammar = made.add("q").structured_output_request.grammar
-    assert not grammar.accept_tokens("q", [A, C])
-    assert grammar.matcher is None
+    assert not grammar.accept_tokens([A, C])
+    assert not grammar.is_open
     assert grammar.error
     assert made.masks() is None
+
+
+def test_forced_tokens_are_those_the_library_forces_one_by_one(reader: Reader) -> None:
+    made = Fixture(reader)
+    made.compiled = reader.backend.compile(StructuredOutputsParams(json=SCHEMA))
+    rng = random.Random(3)
+    expected: list[list[int]] = []
+    answer: list[int] = []
+    plain = made.compiled.deep_copy()
+    grammar = made.add("q").structured_output_request.grammar
+    while grammar.is_open:
+        expected.append(bits_of(np.frombuffer(plain.deep_copy().compute_bitmask(), np.uint8)))
+        assert allowed(made.masks(), "q") == expected[-1]
+        answer.append(rng.choice(expected[-1]))
+        assert grammar.accept_tokens(answer[-1:])
+        assert answer[-1] == EOS or plain.consume_token(answer[-1])
+    assert sum(len(token_ids) == 1 for token_ids in expected) > 10
+    # As drafts, from wherever they begin and to wherever they go.
+    again = made.add("q").structured_output_request
+    for i, token_id in enumerate(answer):
+        drafts = answer[i : i + 4]
+        masks = made.masks(q=drafts)
+        rows = [allowed(masks, "q", depth) for depth in range(len(drafts))]
+        assert rows == expected[i : i + 4]
+        assert made.manager.filter_drafts(made.requests["q"], drafts) == [
+            draft for draft in drafts if draft != EOS
+        ]
+        assert again.grammar is not None
+        assert again.grammar.accept_tokens([token_id])
+
+
+def test_another_spelling_of_forced_text_is_of_the_grammar(reader: Reader) -> None:
+    made = Fixture(reader)
+    made.compiled = reader.backend.compile(StructuredOutputsParams(regex="The answer is 123[a-z]"))
+    for taken in range(3):
+        grammar = made.add("q").structured_output_request.grammar
+        offered = allowed(made.masks(), "q")
+        run = []
+        for _ in range(taken):
+            run += [token_id for token_id in [grammar.find_forced()] if token_id is not None]
+            assert grammar.accept_tokens(run[-1:])
+        rest = "The answer is 123"[len(reader.tokenizer.decode(run)) :]
+        by_letter = [token_id for letter in rest for token_id in reader.encode(letter)]
+        assert [by_letter[0]] != offered
+        assert grammar.validate_tokens(by_letter) == by_letter
+        assert grammar.accept_tokens(by_letter)
+        made.requests["q"].structured_output_request.grammar = grammar
+        letters = allowed(made.masks(), "q")
+        assert letters == sorted(reader.encode(letter)[0] for letter in string.ascii_lowercase)

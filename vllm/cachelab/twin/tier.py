@@ -163,7 +163,11 @@ class ReplayedStore(ObjectStore):
     def unpin(self, objects: Sequence[StoredObject]) -> None:
         """Nothing: what goes is recorded."""
 
-    def supersede(self, keys: Sequence[ObjectKey]) -> None:
+    def use(self, keys: Sequence[ObjectKey], *, is_hit: bool) -> None:
+        """Count it: what goes is recorded."""
+        self._sequence += 1
+
+    def pass_by(self, keys: Sequence[ObjectKey]) -> None:
         """Nothing: what goes is recorded."""
 
     def report_corrupt(self, found: StoredObject) -> None:

@@ -29,7 +29,6 @@ IGNORED_SERVE_FLAGS = (
     _switch("the cache decides how the window of a hit comes about", "--swa-bounded-replay"),
     _switch("prefill is computed one way", "--kv-sharing-fast-prefill"),
     # Scheduling.
-    _switch("answers are the same with and without", "--async-scheduling"),
     _value("every token is sent as it comes", "--stream-interval"),
     _value(_OWN_CHUNKS, "--long-prefill-token-threshold"),
     _value(_OWN_CHUNKS, "--max-long-partial-prefills"),

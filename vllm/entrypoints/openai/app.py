@@ -129,6 +129,10 @@ async def _handle_error(request: Request, error: Exception) -> Response:
     status, headers, body = in_dialect_of(
         route_path(request.scope), described, error, header_request_id(request.scope)
     )
+    if status == 500 and not isinstance(error, VllmError):
+        # The server above us closes after what nobody expected: a client that is told does not
+        # send its next request on this connection, to find it reset.
+        headers = {**headers, "Connection": "close"}
     return Response(body, status, headers, "application/json")
 
 

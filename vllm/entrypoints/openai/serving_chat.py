@@ -47,7 +47,7 @@ from vllm.exceptions import UserInputError
 from vllm.outputs import SampleLogprobs
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import ChatOptions
-from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
+from vllm.tokenizers.chat_tools import narrow_tools, parse_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,7 @@ async def _check(
         ),
         add_special_tokens=bool(body.add_special_tokens),
     )
-    tools = parse_tools(body.tools)
-    choice = parse_tool_choice(body.tool_choice, tools)
+    choice, tools = narrow_tools(body.tool_choice, parse_tools(body.tools))
     parallel = body.parallel_tool_calls is not False
     task = ChatTask(body.messages, options, tools, choice, parallel)
     prepared = await prepare_chat(task, context)

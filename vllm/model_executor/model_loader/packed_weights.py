@@ -9,7 +9,7 @@ Which modules are quantised, and how, is the config's; a module of which the fil
 only is plain whatever the config says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -48,7 +48,7 @@ class PackedWeights(MatrixStorages):
     Args:
         stored: What the files hold.
         config: What the checkpoint says about it.
-        prefixes: Prefix of names in the files -> prefix of the names the model asks by.
+        translate: Gives the name that the model asks by, of that in the files; None: they are one.
         find_shard: Tells which part of a plain tensor this rank holds.
         rounds_inputs: Whether inputs of matrices of four bits are rounded to eight.
         ops: Resolves op names.
@@ -58,28 +58,25 @@ class PackedWeights(MatrixStorages):
         self,
         stored: Iterable[StoredTensor],
         config: QuantizationConfig,
-        prefixes: Sequence[tuple[str, str]] = (),
+        translate: Callable[[str], str] | None = None,
         find_shard: ShardFinder = find_whole,
         *,
         rounds_inputs: bool = False,
         ops: OpResolver = get_reference_op,
     ) -> None:
         super().__init__(ops)
-        self._config, self._prefixes = config, tuple(prefixes)
+        self._config = config
         self._rounds_inputs = rounds_inputs
         # By the model's name: the tensor and its module's name in the file.
-        self._tensors = {self._translate(tensor.name): tensor for tensor in stored}
+        self._tensors = {
+            tensor.name if translate is None else translate(tensor.name): tensor
+            for tensor in stored
+        }
         self._shards = PackedShards(find_shard, self._tensors)
 
     def find_shard(self, name: str) -> Shard | None:
         """Return which part of a tensor, packed or plain, this rank holds."""
         return self._shards.find(name)
-
-    def _translate(self, name: str) -> str:
-        for in_file, here in self._prefixes:
-            if name.startswith(in_file):
-                return here + name.removeprefix(in_file)
-        return name
 
     def _find_storage(
         self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device

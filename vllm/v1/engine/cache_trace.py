@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 from vllm.config.kv_transfer import OFFLOADING_CONNECTOR
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.step_builder import SchedulerLimits
 from vllm.v1.engine.kv_cache_setup import KVCachePlan
@@ -40,7 +41,9 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
     observability = vllm_config.observability_config
     parts["block_size"] = plan.unit
     if observability.cache_trace is None:
-        return Scheduler(vllm_config, plan.scheduler_config, **parts)
+        is_ahead = vllm_config.scheduler_config.async_scheduling
+        make = AsyncScheduler if is_ahead else Scheduler
+        return make(vllm_config, plan.scheduler_config, **parts)
     _check_connector(vllm_config)
     if vllm_config.scheduler_config.tenants is not None:
         raise ConfigError(

@@ -15,11 +15,13 @@ from vllm.exceptions import InvariantError, VllmError
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.startup_report import report_model, report_start
+from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix, HotPrefix
@@ -86,6 +88,9 @@ class EngineCore:
             raise
         self._block_hasher = _make_block_hasher(vllm_config, plan.unit)
         self._refusals: list[tuple[str, VllmError]] = []
+        self._ahead: StepAhead | None = None
+        if isinstance(self.scheduler, AsyncScheduler):
+            self._ahead = StepAhead(self.scheduler, self.executor)
         self._drafts = vllm_config.speculative_config is not None
         self._is_in_step = False
         self._is_woken = False
@@ -190,7 +195,8 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether requests wait or run, or workers must still hear of finished ones."""
-        return self.scheduler.has_requests()
+        is_ahead = self._ahead is not None and self._ahead.is_in_flight
+        return is_ahead or self.scheduler.has_requests()
 
     def step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
         """Schedule, execute, take the results.
@@ -199,7 +205,7 @@ class EngineCore:
             Outputs by client, and whether the step did anything (a request can be waiting for
             something that is not there yet).
         """
-        if not self.scheduler.has_requests():
+        if not self.has_work():
             self.check_invariants()
             return {}, False
         self._is_in_step = True
@@ -209,6 +215,7 @@ class EngineCore:
 
     def _run_step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
         self._settle_grammars()
+        settled = None if self._ahead is None else self._ahead.settle_if_needed()
         plan = self.scheduler.schedule()
         if self._news is not None and self._news.has_moved:
             # Before the step runs: who is sent here meanwhile is told what is gone, and how far
@@ -221,6 +228,12 @@ class EngineCore:
             plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.kv_cache_block_copies
         )
         # Without tokens too: workers must hear of finished requests and run block copies.
+        outputs: Mapping[int, EngineCoreOutputs]
+        if self._ahead is not None:
+            has_orders |= settled is not None or self._ahead.is_in_flight
+            outputs = self._ahead.begin(plan, settled)
+            self.check_invariants()
+            return outputs, has_orders
         result = self.executor.execute_model(plan)
         outputs = self.scheduler.update_from_output(plan, result)
         if self._drafts:

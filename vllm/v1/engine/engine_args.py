@@ -271,6 +271,7 @@ class EngineArgs:
         None, "Compute long prompts in several steps. Default: on.", group="scheduling"
     )
     scheduling_policy: str = option_of(SchedulerConfig, "policy")
+    async_scheduling: bool | None = option_of(SchedulerConfig, "async_scheduling")
     max_num_queued_reqs: int | None = option_of(SchedulerConfig, "max_num_queued_reqs")
     max_num_queued_tokens: int | None = option_of(SchedulerConfig, "max_num_queued_tokens")
     tenants: str | None = option(
@@ -462,8 +463,31 @@ class EngineArgs:
             max_num_seqs=seqs,
             enable_chunked_prefill=chunked,
             tenants=None if self.tenants is None else read_tenants(self.tenants),
-            **values_for(SchedulerConfig, self),
+            **{
+                **values_for(SchedulerConfig, self),
+                "async_scheduling": self._can_schedule_ahead() if self.async_scheduling else None,
+            },
         )
+
+    def _can_schedule_ahead(self) -> bool:
+        """Whether nothing is asked for that needs a step's tokens before the next is scheduled."""
+        found = [
+            name
+            for name, is_given in (
+                ("--speculative-config", self.speculative_config is not None),
+                ("--kv-transfer-config", self.kv_transfer_config is not None),
+                ("--prefix-cache-dir, --kv-offloading-size", self._make_tiers() is not None),
+                ("--warm-pull-bytes", bool(self.warm_pull_bytes)),
+                ("--cache-trace", self.cache_trace is not None),
+            )
+            if is_given
+        ]
+        if found:
+            logger.warning(
+                "--async-scheduling is off: it does not go with %s; answers are the same without",
+                ", ".join(found),
+            )
+        return not found
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
         if self.speculative_config is None:

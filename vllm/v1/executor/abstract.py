@@ -7,6 +7,7 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.worker.step_in_flight import PendingStep
 
 SpecsCheck = Callable[[VllmConfig, list[dict[str, KVCacheSpec]], Callable[[], int]], None]
 """Called with the configuration, each worker's cache specs and what tells a device's memory, the
@@ -31,6 +32,9 @@ class Executor(Protocol):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step on every worker and return what the driver sampled."""
+
+    def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Begin one step, before the one begun last has been waited for."""
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted for the next one, once; None without a drafter."""

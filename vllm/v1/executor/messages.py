@@ -87,11 +87,18 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class BindWake:
+    """Rouse the engine core when a load has ended; answered with whether the rank does."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Release the device; answered with None."""
 
 
-Order = MakeWorker | BuildModel | LoadModel | MeasureMemory | MakeKVCache | RunStep | Stop
+Order = (
+    MakeWorker | BuildModel | LoadModel | MeasureMemory | MakeKVCache | RunStep | BindWake | Stop
+)
 
 
 @dataclass(frozen=True, slots=True)

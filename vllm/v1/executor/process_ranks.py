@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,16 @@ from vllm.distributed.parallel_state import WorkerPlace
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.liveness import beat_interval_s
-from vllm.v1.executor.messages import Beat, Failure, FromRank, Order, RunStep, Stop, rebuild_failure
+from vllm.v1.executor.messages import (
+    Beat,
+    BindWake,
+    Failure,
+    FromRank,
+    Order,
+    RunStep,
+    Stop,
+    rebuild_failure,
+)
 from vllm.v1.executor.rank_watch import OWN_SHARE, RankWatch
 
 logger = init_logger(__name__)
@@ -30,9 +39,12 @@ logger = init_logger(__name__)
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from vllm.v1.executor.rank_proc import main; "
-    "main(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), bool(int(sys.argv[5])))"
+    "main(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]), "
+    "bool(int(sys.argv[6])))"
 )
 _STOP_S = 3.0
+# So many calls of ranks are one.
+_WAKES_AT_ONCE = 4096
 
 
 class ProcessRanks:
@@ -46,7 +58,8 @@ class ProcessRanks:
         places: Where each stands.
         timeout_s: As given.
 
-    Owns: the processes, their sockets, and the folder they meet in.
+    Owns: the processes, their sockets, the pipe by which they rouse this process with the thread
+    that reads it, and the folder they meet in.
     """
 
     def __init__(self, size: int, timeout_s: float, first_device: int = 0) -> None:
@@ -58,12 +71,20 @@ class ProcessRanks:
         ]
         self._ranks: list[_RankProcess] = []
         self._closed = False
+        self._wake: Callable[[], None] | None = None
+        self._wake_fd, theirs = os.pipe()
+        # Of a pipe that is full nobody need wait: it rouses this process already.
+        os.set_blocking(theirs, False)
         try:
             for place in self.places:
-                self._ranks.append(_RankProcess(place.rank, timeout_s))
+                self._ranks.append(_RankProcess(place.rank, timeout_s, theirs))
         except BaseException:
             self.close()
             raise
+        finally:
+            # Theirs alone: with the last of them the pipe ends, and its reader.
+            os.close(theirs)
+            threading.Thread(target=self._hear_wakes, name="rank-wakes", daemon=True).start()
 
     @property
     def pids(self) -> list[int]:
@@ -79,6 +100,17 @@ class ProcessRanks:
             # One is lost: the others wait for it in a collective, and cannot go on without it.
             self._kill()
             raise
+
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """See ``Ranks``."""
+        self._wake = wake
+        return all(self.order([BindWake()] * len(self._ranks)))
+
+    def _hear_wakes(self) -> None:
+        with os.fdopen(self._wake_fd, "rb", buffering=0) as pipe:
+            while pipe.read(_WAKES_AT_ONCE):
+                if self._wake is not None:
+                    self._wake()
 
     def find_fault(self) -> str | None:
         """See ``Ranks``."""
@@ -144,18 +176,19 @@ class ProcessRanks:
 class _RankProcess:
     """Owns: a process and the socket to it."""
 
-    def __init__(self, rank: int, timeout_s: float) -> None:
+    def __init__(self, rank: int, timeout_s: float, wake_fd: int) -> None:
         self.rank = rank
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", _BOOT, json.dumps(sys.path)]
             # The kernel goes by the thread that starts a process: only the main one lives as long.
             dies_along = threading.current_thread() is threading.main_thread()
-            command += [str(theirs.fileno()), str(rank), str(timeout_s), str(int(dies_along))]
+            command += [str(theirs.fileno()), str(wake_fd)]
+            command += [str(rank), str(timeout_s), str(int(dies_along))]
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), wake_fd],
                 start_new_session=True,
                 env=_environment(),
             )

@@ -8,6 +8,7 @@ from vllm.exceptions import EngineError, VllmError
 from vllm.logger import init_logger
 from vllm.v1.executor.messages import (
     Answer,
+    BindWake,
     BuildModel,
     Failure,
     LoadModel,
@@ -28,9 +29,14 @@ logger = init_logger(__name__)
 
 
 class RankHost:
-    """Owns: its worker."""
+    """Owns: its worker.
 
-    def __init__(self) -> None:
+    Args:
+        wake: Rouses the engine core, from any thread; None: nothing here can.
+    """
+
+    def __init__(self, wake: Callable[[], None] | None = None) -> None:
+        self._wake = wake
         self._platform = platforms.current_platform
         self._worker: Any = None
         self._rank = -1
@@ -41,6 +47,7 @@ class RankHost:
             MeasureMemory: self._measure,
             MakeKVCache: self._make_kv_cache,
             RunStep: self._run,
+            BindWake: self._bind_wake,
             Stop: self._stop,
         }
 
@@ -83,6 +90,12 @@ class RankHost:
         drafts = self._worker.take_draft_token_ids()
         # All ranks sampled the same tokens from the same gathered logits.
         return StepResult(output, drafts) if self._rank == 0 else output.kv_connector_output
+
+    def _bind_wake(self, _: BindWake) -> bool:
+        if self._wake is None:
+            return False
+        does: bool = self._worker.bind_wake(self._wake)
+        return does
 
     def _stop(self, _: Stop) -> None:
         if self._worker is not None:

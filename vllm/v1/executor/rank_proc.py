@@ -3,11 +3,13 @@
     main thread       takes an order, carries it out, answers
     heartbeat thread  sends beats while an order is carried out; ends the process when the engine
                       core is gone
+    other threads     of a connector: a byte in a pipe of all ranks rouses the engine core
 
 The engine core's end of the socket closes with its process, however it ends: the main thread then
 reads the end of the stream, or a beat finds the pipe broken, in a collective that hangs too.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -27,11 +29,14 @@ EXIT_STATUS_ORPHANED = 3
 _PR_SET_PDEATHSIG = 1
 
 
-def main(socket_fd: int, rank: int, heartbeat_timeout_s: float, dies_along: bool) -> None:
+def main(
+    socket_fd: int, wake_fd: int, rank: int, heartbeat_timeout_s: float, dies_along: bool
+) -> None:
     """Run a rank until the engine core stops it or goes away.
 
     Args:
         socket_fd: Of a stream socket to the engine core; closed at the end.
+        wake_fd: Of a pipe to the engine core, which does not block.
         rank: For logs, until the first order tells more.
         heartbeat_timeout_s: Seconds of silence that the engine core takes for death.
         dies_along: Whether the kernel is to end this process with the thread that started it.
@@ -49,7 +54,7 @@ def main(socket_fd: int, rank: int, heartbeat_timeout_s: float, dies_along: bool
     get_current_platform()
     from vllm.v1.executor.rank_host import RankHost  # noqa: PLC0415  (see above)
 
-    host = RankHost()
+    host = RankHost(lambda: _rouse(wake_fd))
     order: Order = first
     while True:
         answer = host.carry_out(order)
@@ -104,6 +109,13 @@ class _Link:
             self._busy.wait()
             self._send(Beat(self._cpu_clock()))
             never.wait(self._interval_s)
+
+
+def _rouse(wake_fd: int) -> None:
+    """Rouse the engine core; any thread may."""
+    # A full pipe rouses it already; of one that nobody reads the socket tells.
+    with contextlib.suppress(BlockingIOError, BrokenPipeError):
+        os.write(wake_fd, b"1")
 
 
 def _die_with_parent() -> None:

@@ -25,6 +25,7 @@ from vllm.v1.executor.transfer_reports import TransferReports
 from vllm.v1.executor.worker_setup import register_caches
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.worker.step_in_flight import FinishedStep, PendingStep
 
 
 class Ranks(Protocol):
@@ -40,6 +41,13 @@ class Ranks(Protocol):
         Raises:
             VllmError: What the first of them raised.
             EngineDeadError: One died or hangs. None of them lives any more then.
+        """
+
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Have ranks call ``wake``, in a thread of this process, when waiting requests may go on.
+
+        Returns:
+            Whether all of them do; else they speak when they are asked.
         """
 
     def find_fault(self) -> str | None:
@@ -135,14 +143,18 @@ class RankedExecutor:
         )
         return output
 
+    def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Run one step at once: workers of other processes answer when it is done."""
+        return FinishedStep(self.execute_model(scheduler_output))
+
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once."""
         drafts, self._drafts = self._drafts, None
         return drafts
 
     def bind_wake(self, wake: Callable[[], None]) -> bool:
-        """Return False: the ranks are other processes, which speak when they are asked."""
-        return False
+        """Hand on what rouses the engine core; returns whether it is called when need be."""
+        return self._ranks.bind_wake(wake)
 
     def find_fault(self) -> str | None:
         """Return what is wrong with the workers; None: nothing. Any thread may ask."""

@@ -2,7 +2,7 @@
 
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm import envs, platforms
@@ -104,6 +104,10 @@ class RayRanks:
             # One is lost: the others wait for it in a collective, and cannot go on without it.
             self.close()
             raise
+
+    def bind_wake(self, wake: Callable[[], None]) -> bool:
+        """Return False: actors speak when they are asked."""
+        return False
 
     def _order(self, orders: Sequence[Order]) -> list[Any]:
         is_one = all(order is orders[0] for order in orders)

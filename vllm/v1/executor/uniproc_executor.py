@@ -14,6 +14,7 @@ from vllm.v1.executor.abstract import SpecsCheck, WeightsCheck
 from vllm.v1.executor.worker_setup import make_worker, register_caches
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.worker.step_in_flight import PendingStep
 
 
 class UniProcExecutor:
@@ -78,6 +79,11 @@ class UniProcExecutor:
         """Run one step."""
         output: ModelRunnerOutput = self._worker.execute_model(scheduler_output)
         return output
+
+    def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Begin one step."""
+        pending: PendingStep = self._worker.begin_model(scheduler_output)
+        return pending
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once."""

@@ -20,16 +20,15 @@ from vllm.v1.kv_offload.cells import (
     seal,
     set_extents,
 )
+from vllm.v1.kv_offload.eviction_order import EvictionOrder
 from vllm.v1.kv_offload.records import Extent, ObjectKey, Reservation, StoredObject
 from vllm.v1.kv_offload.rows_file import SEAL_BYTES
 
 _NO_TOKEN = -1
-# What a superseded entry's last use is put back by: it goes before all others.
-_SUPERSEDED = 1 << 62
 # Uses that may have been counted since the last write.
 _MAX_USES = 1 << 40
-# Victims that are chosen at a time: one pass over the whole table finds them.
-_NUM_VICTIMS = 512
+# With so many hits a state is where several prompts part, and no conversation's alone.
+SHARED_HITS = 2
 
 Indices = NDArray[np.int64]
 
@@ -49,7 +48,7 @@ class CellTable:
         self._seed = seed
         self.cells: Cells = np.zeros(num_pages * PAGE_CELLS, CELL)
         self._raw = memoryview(self.cells.view(np.uint8).data)
-        self._victims: list[tuple[int, int, int]] = []
+        self._order = EvictionOrder(self.cells)
 
     @property
     def raw(self) -> memoryview:
@@ -178,7 +177,11 @@ class CellTable:
         )
         token = int(cell["next_token"])
         return StoredObject(
-            index, extent, int(cell["position"]), None if token == _NO_TOKEN else token
+            index,
+            extent,
+            int(cell["position"]),
+            None if token == _NO_TOKEN else token,
+            is_shared=int(cell["hits"]) >= SHARED_HITS,
         )
 
     def used(self) -> Indices:
@@ -207,16 +210,23 @@ class CellTable:
         near = [page * PAGE_CELLS + i for page in pages for i in range(PAGE_CELLS)]
         return sorted(near, key=lambda index: int(self.cells["last_use"][index]))
 
-    def make_cell(self, reservation: Reservation) -> Cells:
-        """Return the cell of an object, as it goes to disk: an array of one."""
+    def make_cell(self, reservation: Reservation, last_use: int = 0) -> Cells:
+        """Return the cell of an object, as it goes to disk: an array of one.
+
+        Args:
+            reservation: The object.
+            last_use: Of it, if that was after its slots were taken.
+        """
         spec, extent = reservation.spec, reservation.extent
         cell = np.zeros(1, CELL)
         cell["key"] = np.frombuffer(spec.key.digest, "<u8")
         cell["kind"] = int(spec.key.kind)
         cell["position"] = spec.position
         cell["length"] = spec.num_bytes + SEAL_BYTES
-        cell["sequence"] = cell["last_use"] = extent.sequence
+        cell["sequence"] = extent.sequence
+        cell["last_use"] = max(last_use, extent.sequence)
         cell["next_token"] = _NO_TOKEN if spec.next_token is None else spec.next_token
+        cell["hits"] = SHARED_HITS if spec.is_shared else 0
         set_extents(cell, extent.slots)
         seal(cell, self._seed)
         return cell
@@ -224,6 +234,7 @@ class CellTable:
     def put(self, index: int, cell: Cells) -> None:
         """Enter a cell."""
         self.cells[index] = cell[0]
+        self._order.enter(index)
 
     def remove(self, index: int) -> tuple[tuple[int, int], ...]:
         """Empty a cell; returns its slots."""
@@ -231,17 +242,24 @@ class CellTable:
         self.cells[index] = np.zeros((), CELL)
         return extents
 
-    def touch(self, index: int, count: int) -> None:
-        """Note a use, in memory."""
-        cell = self.cells[index : index + 1]
-        cell["last_use"], cell["superseded"] = count, 0
-        cell["hits"] = np.minimum(cell["hits"], np.uint32(0xFFFF_FFFE)) + 1
+    def touch(self, indices: Indices, count: int, *, is_hit: bool) -> None:
+        """Note a use of entries, in memory."""
+        cells = self.cells
+        cells["last_use"][indices] = count
+        if is_hit:
+            hits = cells["hits"][indices]
+            cells["hits"][indices] = np.minimum(hits, np.uint32(0xFFFF_FFFE)) + 1
+            # It is the end of what somebody has yet to say, again.
+            cells["superseded"][indices] = 0
 
-    def supersede(self, index: int) -> None:
-        """Let an entry go before others, in memory."""
+    def supersede(self, index: int) -> bool:
+        """Let an entry go before others, in memory; False: it does, or several prompts use it."""
+        cell = self.cells[index]
+        if cell["superseded"] or cell["hits"] >= SHARED_HITS:
+            return False
         self.cells["superseded"][index] = 1
-        # The next to go, wherever it stood.
-        self._victims.append((-self._score(index), int(self.cells["position"][index]), index))
+        self._order.enter(index)
+        return True
 
     def uses_of(self, index: int) -> bytes:
         """Return the bytes of a cell that tell of its uses."""
@@ -249,38 +267,21 @@ class CellTable:
 
     # ---- giving up ---------------------------------------------------------------------------
 
+    def begin_order(self, used: Indices) -> None:
+        """Make the order of giving up from all entries; from now on it is kept up.
+
+        Args:
+            used: Their indices.
+        """
+        self._order.begin(used)
+
     def next_victim(self, pinned: Collection[int]) -> int | None:
         """Return the entry to give up next; None: all are pinned, or there is none.
 
-        Superseded ones go first, then the least recently used, of a chain the deepest.
+        Superseded ones go first, then the least recently used, of a chain the deepest. Who takes it
+        removes it.
         """
-        for _ in range(2):
-            while self._victims:
-                negated, position, index = self._victims.pop()
-                cell = self.cells[index]
-                is_same = self._score(index) == -negated and int(cell["position"]) == position
-                if cell["checksum"] and is_same and index not in pinned:
-                    return index
-            self._find_victims(pinned)
-        return None
-
-    def _score(self, index: int) -> int:
-        cell = self.cells[index]
-        return int(cell["last_use"]) - (_SUPERSEDED if cell["superseded"] else 0)
-
-    def _find_victims(self, pinned: Collection[int]) -> None:
-        used = self.used()
-        if pinned:
-            used = used[~np.isin(used, list(pinned))]
-        scores = self.cells["last_use"][used].astype(np.int64)
-        scores -= self.cells["superseded"][used].astype(np.int64) * _SUPERSEDED
-        if len(used) > _NUM_VICTIMS:
-            first = np.argpartition(scores, _NUM_VICTIMS)[:_NUM_VICTIMS]
-            used, scores = used[first], scores[first]
-        positions = self.cells["position"][used].astype(np.int64)
-        # Popped from the end: the lowest score last, of equal ones the deepest last.
-        entries = zip((-scores).tolist(), positions.tolist(), used.tolist(), strict=True)
-        self._victims = sorted(entries)
+        return self._order.take(pinned)
 
 
 def find_impossible(cells: Cells, num_slots: int, slot_bytes: int) -> list[int]:

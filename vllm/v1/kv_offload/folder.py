@@ -167,6 +167,8 @@ class CacheFolder:
         read_only: Read what is there, take no lock.
         num_cores: Engine cores that have folders beside it, itself included.
         min_free_bytes: Of the file system, left to others.
+        hash_root: What this process names prefixes by already. A folder without a root takes it:
+            it was cleared since the root was read from it.
         files: File calls of everything that must be ordered.
 
     Raises:
@@ -182,9 +184,12 @@ class CacheFolder:
         read_only: bool = False,
         num_cores: int = 1,
         min_free_bytes: int = 0,
+        hash_root: bytes | None = None,
         files: FileCalls | None = None,
     ) -> None:
         self.root = root
+        known = hash_root or b""
+        self._new_root = known if len(known) == _ROOT_BYTES else os.urandom(_ROOT_BYTES)
         self._num_cores = num_cores
         self._min_free_bytes = min_free_bytes
         self.max_bytes = max_bytes
@@ -230,8 +235,8 @@ class CacheFolder:
         if known is None:
             if (self.root / _MARKER).exists():
                 self._set_aside(self.root / _MARKER)
-            known = os.urandom(_ROOT_BYTES)
-            self._write_marker(known)
+            known = self._new_root
+            self._write_marker(self.root, known)
         self.hash_root = known
 
     def _take_lock(self, folder: Path) -> None:
@@ -259,6 +264,9 @@ class CacheFolder:
             if not is_shared or not _read_owner(handle).endswith(share):
                 raise self._busy(base, handle)
             self._locks.append(handle)
+            if not (base / _MARKER).exists():
+                # The cores' common root, which the next start reads.
+                self._write_marker(base, self._new_root)
         finally:
             os.close(moving)
 
@@ -272,9 +280,9 @@ class CacheFolder:
     def _files_open(path: Path) -> int:
         return DiskFiles().open(path)
 
-    def _write_marker(self, hash_root: bytes) -> None:
+    def _write_marker(self, folder: Path, hash_root: bytes) -> None:
         text = {"magic": _MAGIC, "format": FORMAT, "root": hash_root.hex()}
-        self._files.replace(self.root / _MARKER, _with_checksum(text))
+        self._files.replace(folder / _MARKER, _with_checksum(text))
 
     def _set_aside(self, path: Path) -> None:
         """Move what cannot be used out of the way; it goes when its room is needed."""

@@ -28,6 +28,7 @@ class TakenOver:
     """What a whole pass found.
 
     Attributes:
+        used: The cells that stand.
         dropped: Cells that are damaged, impossible, or share slots with a younger one.
         free_runs: Indices of no cell, as (first slot, slots), in order.
         count: The highest sequence or use of any cell.
@@ -35,6 +36,7 @@ class TakenOver:
         num_by_kind: Objects by kind.
     """
 
+    used: Indices
     dropped: list[int] = field(default_factory=list)
     free_runs: list[tuple[int, int]] = field(default_factory=list)
     count: int = 0
@@ -161,6 +163,7 @@ class IndexPass:
         cells = self._table.cells
         kinds = np.bincount(cells["kind"][used], minlength=1)
         return TakenOver(
+            used,
             self._dropped + shared,
             self._table.find_free_runs(used, self._num_slots),
             self._table.mend_uses(used),

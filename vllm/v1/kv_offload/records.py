@@ -38,12 +38,14 @@ class ObjectSpec:
         position: Tokens of the prefix at whose end it stands.
         num_bytes: Its size, at each worker.
         next_token: The token that followed when a drafter's last row was made, if known.
+        is_shared: Whether several prompts are known to go on from here, each in its own way.
     """
 
     key: ObjectKey
     position: int
     num_bytes: int
     next_token: int | None = None
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,14 @@ class StoredObject:
         extent: Where it is.
         position: Tokens of the prefix at whose end it stands.
         next_token: See ``ObjectSpec``.
+        is_shared: Likewise.
     """
 
     cell: int
     extent: Extent
     position: int
     next_token: int | None
+    is_shared: bool = False
 
 
 Objects = Sequence[StoredObject]

@@ -32,6 +32,22 @@ def make_seal(parts: Sequence[Buffer], extent: Extent) -> bytes:
     return digest.digest()
 
 
+class Bounce:
+    """Memory to read one object after another into: new memory costs as much as reading.
+
+    Owns: the memory. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return memory, whose content stands until the next call."""
+        if len(self._memory) < num_bytes:
+            self._memory = memoryview(bytearray(num_bytes))
+        return self._memory[:num_bytes]
+
+
 class RowsFile:
     """The rows of one worker.
 
@@ -76,15 +92,19 @@ class RowsFile:
         """
         self._files.sync(self._handle)
 
-    def read(self, extent: Extent) -> memoryview:
+    def read(self, extent: Extent, bounce: Bounce | None = None) -> memoryview:
         """Return an object's bytes, verified.
+
+        Args:
+            extent: Where it is.
+            bounce: Memory to read into; None: new memory.
 
         Raises:
             CorruptObjectError: They are not those that were written.
             OSError: The file cannot be read.
         """
         total = extent.num_bytes + SEAL_BYTES
-        data = memoryview(bytearray(total))
+        data = memoryview(bytearray(total)) if bounce is None else bounce.take(total)
         done = 0
         for offset, length in self._runs(extent):
             part = data[done : done + length]

@@ -45,8 +45,12 @@ from vllm.v1.kv_offload.store_log import EVICTED, GONE, LOST, REFUSED, StoreLog
 
 # No object takes more of the slots: one would empty the store.
 _MAX_SHARE = 4
-# Kept free ahead of the next batch, so that it need not wait for a sync of its evictions.
+# Kept free ahead of the next batch, so that it need not wait for a sync of its evictions: at least
+# this share, and at most that one, where batches were larger of late.
 _AHEAD_SHARE = 64
+_MOST_AHEAD_SHARE = 8
+# How much of what a batch wanted is wanted of the next one.
+_AHEAD_DECAY = 0.95
 # The rows file grows by this share of its largest size.
 _GROWTH_SHARE = 16
 # Uses that are written with one batch; they are no promise.
@@ -141,7 +145,8 @@ class ObjectStore:
         self._pass: IndexPass | None = None
         self._early_uses: list[StoredObject] = []
         self._early_corrupt: dict[int, StoredObject] = {}
-        self._reserved: set[ObjectKey] = set()
+        # On their way, with their last use.
+        self._reserved: dict[ObjectKey, int] = {}
         # Cells whose emptying is not on the disk yet, with their slots.
         self._dying: dict[int, Extents] = {}
         self._uses: dict[int, None] = {}
@@ -155,6 +160,7 @@ class ObjectStore:
         self.is_ready = False
         self.is_writable = True
         self._wants_room = 0
+        self._ahead = 0.0
         self._may_grow = True
         # Reservations up to this sequence were made before the store was cleared.
         self._cleared_at = -1
@@ -202,6 +208,7 @@ class ObjectStore:
             self._dying = dict.fromkeys(found.dropped, ())
             self.counts.damaged_cells = len(found.dropped)
             self._pass = None
+            self._table.begin_order(found.used)
             self.is_ready = True
             self._settle_early()
         return False
@@ -211,9 +218,7 @@ class ObjectStore:
         used, self._early_uses = self._early_uses, []
         corrupt, self._early_corrupt = self._early_corrupt, {}
         self._count += 1
-        for found in used:
-            if self._is_current(found):
-                self._note_use(found)
+        self._note_uses([found.cell for found in used if self._is_current(found)])
         for found in corrupt.values():
             if self._is_current(found):
                 self._bury(found.cell)
@@ -313,15 +318,32 @@ class ObjectStore:
             self._count += 1
             for found in objects:
                 self._pins[found.cell] = self._pins.get(found.cell, 0) + 1
-                if self.is_ready:
-                    self._note_use(found)
-                else:
-                    self._early_uses.append(found)
+            if self.is_ready:
+                self._note_uses([found.cell for found in objects])
+            else:
+                self._early_uses += objects
             return True
 
-    def _note_use(self, found: StoredObject) -> None:
-        self._table.touch(found.cell, self._count)
-        self._uses[found.cell] = None
+    def _note_uses(self, cells: Sequence[int], *, is_hit: bool = False) -> None:
+        self._table.touch(np.array(cells, np.int64), self._count, is_hit=is_hit)
+        self._uses.update(dict.fromkeys(cells))
+
+    def use(self, keys: Sequence[ObjectKey], *, is_hit: bool) -> None:
+        """Note that a prompt goes through objects, wherever it found them: all at one time.
+
+        Args:
+            keys: Their names; what is not here, nor on its way, is left out.
+            is_hit: Whether it was spared computing them.
+        """
+        with self._lock:
+            if not self.is_ready:
+                return
+            self._count += 1
+            cells = self._table.find(keys)
+            self._note_uses([cell for cell in cells if cell >= 0], is_hit=is_hit)
+            for key, cell in zip(keys, cells, strict=True):
+                if cell < 0 and key in self._reserved:
+                    self._reserved[key] = self._count
 
     def unpin(self, objects: Sequence[StoredObject]) -> None:
         """Let pinned objects be evicted again."""
@@ -335,12 +357,15 @@ class ObjectStore:
         cell = self._table.cells[found.cell]
         return bool(cell["checksum"]) and int(cell["sequence"]) == found.extent.sequence
 
-    def supersede(self, keys: Sequence[ObjectKey]) -> None:
-        """Let objects be given up before others."""
+    def pass_by(self, keys: Sequence[ObjectKey]) -> None:
+        """Note that a conversation begins behind states: those that are its alone go first.
+
+        Args:
+            keys: Their names, the deepest first; what is not here is left out.
+        """
         with self._lock:
             for cell in self._table.find(keys) if self.is_ready else ():
-                if cell >= 0:
-                    self._table.supersede(cell)
+                if cell >= 0 and self._table.supersede(cell):
                     self._uses[cell] = None
 
     def report_corrupt(self, found: StoredObject) -> None:
@@ -381,8 +406,16 @@ class ObjectStore:
             self.counts.no_room += 1
             return None
         self._count += 1
-        self._reserved.add(spec.key)
+        self._reserved[spec.key] = self._count
         return Reservation(spec, Extent(spec.key, self._count, spec.num_bytes, slots))
+
+    def want_room(self, num_bytes: int) -> None:
+        """Have room made for objects of so many bytes together, as far as that is reasonable."""
+        num_slots = cdiv(num_bytes, self.shape.slot_bytes)
+        with self._lock:
+            self._ahead = max(
+                self._ahead, min(num_slots, self.shape.max_slots // _MOST_AHEAD_SHARE)
+            )
 
     def abandon(self, reservations: Sequence[Reservation], *, retire: bool = False) -> None:
         """Give up objects that are not on the disk.
@@ -393,7 +426,7 @@ class ObjectStore:
         """
         with self._lock:
             for reservation in reservations:
-                self._reserved.discard(reservation.spec.key)
+                self._reserved.pop(reservation.spec.key, None)
                 self.counts.failed += 1
                 if not retire:
                     self._free.add_all(reservation.extent.slots)
@@ -439,7 +472,7 @@ class ObjectStore:
                 if self._log is not None:
                     spec = reservation.spec
                     self._log.note_put(reservation.extent, spec.position, spec.next_token)
-                self._reserved.discard(reservation.spec.key)
+                self._reserved.pop(reservation.spec.key, None)
                 self._ghosts.pop(reservation.spec.key, None)
                 size = reservation.spec.num_bytes
                 self._live_bytes += size + SEAL_BYTES
@@ -462,7 +495,7 @@ class ObjectStore:
 
     def _lose(self, reservation: Reservation) -> None:
         """Take note that an object on its way will not be found."""
-        self._reserved.discard(reservation.spec.key)
+        self._reserved.pop(reservation.spec.key, None)
         self._note(LOST, reservation.spec.key)
 
     def _place(self, reservations: Sequence[Reservation]) -> list[tuple[Reservation, int, Cells]]:
@@ -480,7 +513,8 @@ class ObjectStore:
                         break
                 continue
             taken.add(index)
-            placed.append((reservation, index, self._table.make_cell(reservation)))
+            last_use = self._reserved.get(reservation.spec.key, 0)
+            placed.append((reservation, index, self._table.make_cell(reservation, last_use)))
         return placed
 
     def _write_cells(self, changes: Sequence[tuple[int, bytes]]) -> bool:
@@ -516,7 +550,7 @@ class ObjectStore:
         self.commit(())
 
     def _num_ahead(self) -> int:
-        return max(self._wants_room, self.shape.max_slots // _AHEAD_SHARE)
+        return max(self._wants_room, int(self._ahead), self.shape.max_slots // _AHEAD_SHARE)
 
     def _grow(self, num_wanted: int) -> None:
         """Make the rows files longer, as far as the folder's limit and the disk allow."""
@@ -547,9 +581,9 @@ class ObjectStore:
         if self._may_grow and self._num_slots < self.shape.max_slots:
             return
         self._wants_room = 0
+        self._ahead *= _AHEAD_DECAY
         while freed < wanted:
-            pinned = {*self._pins, *self._dying}
-            index = self._table.next_victim(pinned)
+            index = self._table.next_victim(self._pins)
             if index is None:
                 return
             freed += self._evict(index)

@@ -143,11 +143,7 @@ def has_penalties(params: SamplingParams) -> bool:
 
 def make_history(params: SamplingParams, num_prompt_tokens: int) -> TokenHistory | None:
     """Return the history that a request needs; None: its tokens ask nothing of the next one."""
-    has_words = any(len(ids) > 1 for ids in params.bad_words_token_ids or ())
-    has_budget = params.thinking_token_budget is not None and params.reasoning is not None
-    if not (has_words or has_budget or has_penalties(params)):
-        return None
-    return TokenHistory(params, num_prompt_tokens)
+    return TokenHistory(params, num_prompt_tokens) if params.follows_answer else None
 
 
 class _TokenCounts:

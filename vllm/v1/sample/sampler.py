@@ -28,6 +28,19 @@ DrawTokens = Callable[[torch.Tensor, RandomRows, np.ndarray], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """Sampled tokens of one step that the host has not asked for.
+
+    Attributes:
+        token_ids: int64 ``[R]``, where the logits are.
+        logprobs: As ``SamplerOutput``.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: LogprobsLists | None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplerOutput:
     """Sampled tokens of one step.
 
@@ -47,7 +60,19 @@ def sample(
     step_edits: StepEdits | None = None,
     draw: DrawTokens | None = None,
 ) -> SamplerOutput:
-    """Sample one token per row.
+    """Sample one token per row and wait for it; see ``sample_on_device``."""
+    sampled = sample_on_device(logits, metadata, positions, step_edits, draw)
+    return SamplerOutput(sampled.token_ids.cpu().numpy(), sampled.logprobs)
+
+
+def sample_on_device(
+    logits: torch.Tensor,
+    metadata: SamplingMetadata,
+    positions: np.ndarray,
+    step_edits: StepEdits | None = None,
+    draw: DrawTokens | None = None,
+) -> DeviceSample:
+    """Sample one token per row; the host waits for log probabilities alone, where any row asks.
 
     Args:
         logits: fp32 ``[R, V]``.
@@ -71,7 +96,7 @@ def sample(
     logprobs = None
     if metadata.num_logprobs is not None:
         logprobs = gather_sampled_logprobs(raw_logits, token_ids, metadata.num_logprobs)
-    return SamplerOutput(token_ids.cpu().numpy(), logprobs)
+    return DeviceSample(token_ids, logprobs)
 
 
 def _choose(

@@ -8,16 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import (
-    fill_next_token_bitmask_par,
-    fill_next_token_bitmask_par_with_draft_tokens,
-)
+from llguidance.numpy import fill_next_token_bitmask_par
 
 from vllm.exceptions import UserInputError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.structured_output.grammar import shorten
+from vllm.v1.structured_output.grammar import Grammar, shorten
 from vllm.v1.structured_output.grammar_text import make_grammar_text
+from vllm.v1.structured_output.masks import BITS, MaskWork, allow_tokens
 
 # Bits of masks that one thread fills before several would have begun.
 _MIN_PARALLEL_BITS = 1 << 18
@@ -69,21 +67,46 @@ class Backend:
             )
         return matcher
 
-    def fill(self, work: Sequence[tuple[LLMatcher, int, list[int]]], bits: np.ndarray) -> None:
+    def fill(self, work: Sequence[MaskWork], bits: np.ndarray) -> None:
         """Write masks; many at a time, outside the interpreter's lock.
 
         Args:
-            work: Matchers, each once: the row of its mask, and the drafts behind that row.
-            bits: int32 ``[N, ceil(V / 32)]``.
+            work: Each grammar once.
+            bits: int32 ``[N, ceil(V / 32)]``, all ones; a row behind a draft that its grammar
+                refuses, or that ends it, stays so.
         """
-        plain = [(matcher, row) for matcher, row, drafts in work if not drafts]
-        # Copies: what the library does and takes back again is not always what it was.
-        drafted = [(matcher.deep_copy(), row, drafts) for matcher, row, drafts in work if drafts]
-        if len(plain) * bits.shape[1] * 32 < _MIN_PARALLEL_BITS:
+        self._fill_rows([(item.grammar, item.row) for item in work], bits)
+        # Forks: the requests' own grammars stay where they are.
+        ways = [(item, item.grammar.fork()) for item in work if item.drafts]
+        depth = 0
+        while ways:
+            ways = [
+                (item, fork)
+                for item, fork in ways
+                if depth < len(item.drafts)
+                and fork.accept_tokens([item.drafts[depth]])
+                and fork.is_open
+            ]
+            depth += 1
+            self._fill_rows([(fork, item.row + depth) for item, fork in ways], bits)
+
+    def _fill_rows(self, work: Sequence[tuple[Grammar, int]], bits: np.ndarray) -> None:
+        """Write one mask of each grammar."""
+        branching: list[tuple[LLMatcher, int]] = []
+        forced: list[tuple[int, int]] = []
+        for grammar, row in work:
+            token_id = grammar.find_forced()
+            if token_id is None:
+                branching.append((grammar.matcher, row))
+            else:
+                forced.append((row, token_id))
+        if forced:
+            rows, token_ids = np.array(forced).T
+            bits[rows] = 0
+            allow_tokens(bits, rows, token_ids)
+        if len(branching) * bits.shape[1] * BITS < _MIN_PARALLEL_BITS:
             address, row_bytes = bits.ctypes.data, bits.strides[0]
-            for matcher, row in plain:
+            for matcher, row in branching:
                 matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
         else:
-            fill_next_token_bitmask_par(self._executor, plain, bits)
-        if drafted:
-            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, bits)
+            fill_next_token_bitmask_par(self._executor, branching, bits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 class Grammar:
     """Follows an answer through its grammar.
+
+    Where a grammar leaves one text to go on with (the names of properties, a call's head), its
+    tokens are found once and kept: to ask the library again at each of them would be to write all
+    of that text in tokens again, most of what masks cost. The matcher hears of them at the end.
 
     Owns: its matcher, a copy of the compiled one.
 
@@ -23,22 +27,56 @@ class Grammar:
         self._matcher = compiled.deep_copy()
         self._end_ids = end_ids
         self._has_ended = False
+        # The only tokens that can follow what the matcher knows, and how many the answer has.
+        self._forced: list[int] = []
+        self._num_taken = 0
 
     @property
-    def matcher(self) -> LLMatcher | None:
-        """What makes the masks; None: the answer has ended, and anything may follow."""
-        return None if self._has_ended or self._matcher.is_error() else self._matcher
+    def is_open(self) -> bool:
+        """Whether it says what may follow; not so once the answer has ended, or the grammar."""
+        return not (self._has_ended or self._matcher.is_error())
 
-    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
+    @property
+    def matcher(self) -> LLMatcher:
+        """What makes the mask of the next token where ``find_forced`` knows none."""
+        return self._matcher
+
+    def find_forced(self) -> int | None:
+        """Return the only token that may follow; None: there is none, or several.
+
+        Mutates: what it found is kept.
+        """
+        if not self._forced:
+            self._forced = self._matcher.compute_ff_tokens()
+        return self._forced[self._num_taken] if self._forced else None
+
+    def fork(self) -> Self:
+        """Return another that stands where this one does, and goes its own way."""
+        # The library takes back tokens that a grammar names by id one byte short: so copies.
+        made = type(self)(self._matcher, self._end_ids)
+        made._has_ended = self._has_ended
+        made._forced, made._num_taken = self._forced, self._num_taken
+        return made
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> bool:
         """Advance; False if the grammar refuses a token, or became too complex to go on."""
-        for token_id in token_ids:
-            if self._has_ended:
-                return True
-            if token_id in self._end_ids and self._matcher.is_accepting():
-                self._has_ended = True
-            elif not self._matcher.consume_token(token_id):
-                return False
-        return True
+        return all(self._has_ended or self._accept(token_id) for token_id in token_ids)
+
+    def _accept(self, token_id: int) -> bool:
+        forced = self._forced
+        if forced and forced[self._num_taken] == token_id:
+            self._num_taken += 1
+            return self._num_taken < len(forced) or self._tell()
+        if not self._tell():
+            return False
+        self._has_ended = token_id in self._end_ids and self._matcher.is_accepting()
+        return self._has_ended or self._matcher.consume_token(token_id)
+
+    def _tell(self) -> bool:
+        """Tell the matcher what it has not heard of; False if it cannot go on."""
+        taken = self._forced[: self._num_taken]
+        self._forced, self._num_taken = [], 0
+        return not taken or self._matcher.consume_tokens(taken)
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         """Return the first of these tokens that the grammar allows one after another."""
@@ -46,8 +84,10 @@ class Grammar:
             return list(token_ids)
         stop = next((i for i, t in enumerate(token_ids) if t in self._end_ids), len(token_ids))
         inside = list(token_ids[:stop])
-        # On a copy: the library takes back tokens that a grammar names by id one byte short.
-        return inside[: self._matcher.deep_copy().validate_tokens(inside)] if inside else []
+        if not inside:
+            return []
+        fork = self.fork()
+        return inside[: fork.matcher.validate_tokens(inside)] if fork._tell() else []
 
     @property
     def error(self) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.limits import DEADLINE_S
-from vllm.v1.structured_output.masks import GrammarMasks
+from vllm.v1.structured_output.masks import BITS, GrammarMasks, MaskWork, allow_tokens
 from vllm.v1.structured_output.trial import TrialOrder, TrialProcess
 
 if TYPE_CHECKING:
@@ -32,12 +32,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_BITS = 32
 # Rows that are filled beside the model, which needs them last of all; a thread costs some 0.1 ms.
 _MIN_BESIDE = 4
 _NO_DRAFTS: tuple[int, ...] = ()
-# A matcher, the row of its mask, and the drafts behind that row.
-_Work: TypeAlias = "tuple[LLMatcher, int, list[int]]"
 
 
 class StructuredOutputManager:
@@ -194,8 +191,8 @@ class StructuredOutputManager:
             None when no row follows a grammar.
         """
         first_rows: dict[str, int] = {}
-        work: list[_Work] = []
-        openings: list[tuple[_Work, int]] = []
+        work: list[MaskWork] = []
+        openings: list[tuple[MaskWork, int]] = []
         num_rows = 0
         for request_id in scheduled_ids:
             request = requests[request_id]
@@ -207,34 +204,34 @@ class StructuredOutputManager:
             opening_id: int | None = None
             if structured.reasoning_ended is False:
                 num_free, opening_id = _count_free(structured, drafts), _find_opening(structured)
-            matcher = structured.grammar.matcher
-            if matcher is None or (num_free is None and opening_id is None):
+            grammar = structured.grammar
+            if not grammar.is_open or (num_free is None and opening_id is None):
                 continue
             first_rows[request_id] = num_rows
             if opening_id is not None:
                 # It may begin to reason, or with what the grammar allows first.
-                openings.append(((matcher, num_rows, []), opening_id))
+                openings.append((MaskWork(grammar, num_rows), opening_id))
             if num_free is not None:
-                work.append((matcher, num_rows + num_free, list(drafts[num_free:])))
+                work.append(MaskWork(grammar, num_rows + num_free, drafts[num_free:]))
             num_rows += len(drafts) + 1
         if not num_rows:
             return None
-        bits = np.full((num_rows, -(-self._vocab_size // _BITS)), -1, dtype=np.int32)
+        bits = np.full((num_rows, -(-self._vocab_size // BITS)), -1, dtype=np.int32)
         if num_rows < _MIN_BESIDE:
             self._fill(bits, work, openings)
             return GrammarMasks(first_rows, bits)
         return GrammarMasks(first_rows, bits, self._filler.submit(self._fill, bits, work, openings))
 
     def _fill(
-        self, bits: np.ndarray, work: Sequence[_Work], openings: Sequence[tuple[_Work, int]]
+        self, bits: np.ndarray, work: Sequence[MaskWork], openings: Sequence[tuple[MaskWork, int]]
     ) -> None:
         assert self._compiler is not None
-        # In turn: a matcher may stand in both lists.
+        # In turn: a grammar may stand in both lists.
         self._compiler.backend.fill(work, bits)
         if openings:
             self._compiler.backend.fill([item for item, _ in openings], bits)
-        for (_, row, _), token_id in openings:
-            bits[row].view(np.uint32)[token_id // _BITS] |= np.uint32(1 << token_id % _BITS)
+            rows, token_ids = np.array([(item.row, token_id) for item, token_id in openings]).T
+            allow_tokens(bits, rows, token_ids)
 
     @cached_property
     def _filler(self) -> ThreadPoolExecutor:

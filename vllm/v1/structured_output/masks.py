@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from vllm.v1.structured_output.grammar import Grammar
+
+# Of a word of a mask.
+BITS = 32
+
+
+class MaskWork(NamedTuple):
+    """Masks to fill.
+
+    Attributes:
+        grammar: Open, and where its request stands.
+        row: Of the next token's mask.
+        drafts: Tokens that may follow; the mask of what comes after each stands one row further.
+    """
+
+    grammar: Grammar
+    row: int
+    drafts: Sequence[int] = ()
+
+
+def allow_tokens(bits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray) -> None:
+    """Let one token in each of these rows, int64 ``[N]``, be possible too.
+
+    Mutates: ``bits``, int32 ``[R, ceil(V / 32)]``.
+    """
+    bits[rows, token_ids // BITS] |= (1 << token_ids % BITS).astype(np.uint32).view(np.int32)
 
 
 class GrammarMasks:

@@ -1,21 +1,30 @@
 """The worker on a GPU: memory by a profile run, decode steps as graphs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import ALONE, WorkerPlace
-from vllm.exceptions import ConfigError
 from vllm.gpu.decode_graphs import choose_sizes
-from vllm.gpu.step_model import make_graphed_step_model, move_tables, reads_pages
+from vllm.gpu.step_model import (
+    make_graphed_step_model,
+    move_tables,
+    reads_pages,
+    stack_experts,
+)
 from vllm.logger import init_logger
 from vllm.platforms.cuda import CudaPlatform
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.step_model import StepModel
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.device_memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
 from vllm.v1.worker.gpu_profile import run_largest_step
+from vllm.v1.worker.memory_shortage import Stage, explain_shortage
+from vllm.v1.worker.step_in_flight import PendingStep
 from vllm.v1.worker.worker import Worker
 
 logger = init_logger(__name__)
@@ -50,24 +59,33 @@ class GPUWorker(Worker):
         if memory is not None:
             self._first_snapshot = MemorySnapshot.take(memory)
 
+    def build_model(self) -> int:
+        """As ``Worker``; the weights take their memory here.
+
+        Raises:
+            CheckpointError: The files' headers do not fit the model.
+            DeviceMemoryError: The weights do not fit in the GPU's memory.
+        """
+        with self._telling("load the weights"):
+            return super().build_model()
+
     def load_model(self) -> None:
         """As ``Worker``.
 
         Raises:
             CheckpointError: The files do not fit the model.
-            ConfigError: The weights do not fit in the GPU's memory.
+            DeviceMemoryError: The weights do not fit in the GPU's memory.
         """
-        try:
+        with self._telling("load the weights"):
             super().load_model()
             move_tables(self._model)
-        except torch.OutOfMemoryError as error:
-            raise self._explain_shortage("load the weights", error) from error
+            stack_experts(self._model)
 
     def determine_available_memory(self) -> int:
         """Return the bytes the KV pool may take, after a profile run of the largest step.
 
         Raises:
-            ConfigError: The step does not fit, or other processes hold too much.
+            ConfigError: The step does not fit (``DeviceMemoryError``), or others hold too much.
         """
         memory = self._gpu.device_memory()
         exact = self._config.cache_config.kv_cache_memory_bytes
@@ -76,7 +94,7 @@ class GPUWorker(Worker):
         assert self._device is not None, "init_device comes first"
         scheduler = self._config.scheduler_config
         memory.reset_peak_memory_stats()
-        try:
+        with self._telling("run the largest step"):
             run_largest_step(
                 self._model,
                 self.get_kv_cache_specs(),
@@ -86,8 +104,6 @@ class GPUWorker(Worker):
                 num_tokens=scheduler.max_num_batched_tokens,
                 num_logit_rows=scheduler.max_num_seqs,
             )
-        except torch.OutOfMemoryError as error:
-            raise self._explain_shortage("run the largest step", error) from error
         memory.synchronize()
         peak = read_peak_bytes(memory)
         memory.empty_cache()
@@ -111,12 +127,11 @@ class GPUWorker(Worker):
         """As ``Worker``; captures the decode graphs.
 
         Raises:
-            ConfigError: The config's layers are not the model's, or the graphs do not fit.
+            ConfigError: The config's layers are not the model's.
+            DeviceMemoryError: The graphs do not fit.
         """
-        try:
+        with self._telling("capture decode graphs"):
             super().initialize_from_config(kv_cache_config)
-        except torch.OutOfMemoryError as error:
-            raise self._explain_shortage("capture decode graphs", error) from error
 
     def _make_step_model(
         self, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor], device: torch.device
@@ -142,12 +157,26 @@ class GPUWorker(Worker):
     def _wants_graphs(self) -> bool:
         return not self._config.model_config.enforce_eager
 
-    def _explain_shortage(self, what: str, error: Exception) -> ConfigError:
-        scheduler = self._config.scheduler_config
-        return ConfigError(
-            f"The memory of {self._device} is too small to {what}: lower --max-num-batched-tokens "
-            f"({scheduler.max_num_batched_tokens}), --max-num-seqs ({scheduler.max_num_seqs}) or "
-            "--gpu-memory-utilization "
-            f"({self._config.cache_config.gpu_memory_utilization}), serve a smaller or quantised "
-            f"checkpoint, or give --enforce-eager. {error}"
-        )
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """As ``Worker``.
+
+        Raises:
+            EngineError: The worker is not ready, or was shut down.
+            DeviceMemoryError: The step does not fit in what is left of the memory.
+        """
+        with self._telling("run a step"):
+            return super().execute_model(scheduler_output)
+
+    def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """As ``Worker``; raises as ``execute_model``."""
+        with self._telling("run a step"):
+            return super().begin_model(scheduler_output)
+
+    @contextmanager
+    def _telling(self, stage: Stage) -> Iterator[None]:
+        """Has an allocator's error say what was asked for, what is free and what to change."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            memory = self._gpu.device_memory()
+            raise explain_shortage(stage, error, self._config, str(self._device), memory) from error

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from vllm.v1.attention.metadata import RequestSlice
@@ -11,7 +12,8 @@ from vllm.v1.attention.step_model import SettlesDrafts
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
-from vllm.v1.sample.sampler import DrawTokens, SamplerOutput, sample
+from vllm.v1.sample.sampler import DeviceSample, DrawTokens, SamplerOutput, sample_on_device
+from vllm.v1.sample.uploads import upload
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.connector_steps import ConnectorSteps
@@ -19,6 +21,7 @@ from vllm.v1.worker.kv_cache_tensors import KVCachePool
 from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
 from vllm.v1.worker.request_states import RequestStates
 from vllm.v1.worker.step_edits import build_step_edits
+from vllm.v1.worker.step_in_flight import FinishedStep, PendingStep, StepInFlight
 from vllm.v1.worker.step_input import StepInput, StepInputBuilder
 from vllm.v1.worker.step_output import accept_tokens
 
@@ -98,6 +101,10 @@ class ModelRunner:
         self._draw_tokens = draw_tokens
         self._settle_drafts = settle_drafts
         self._drafts: DraftTokenIds | None = None
+        # Of the step begun last: its number, its tokens on the device, and whose they are.
+        self._num_begun = 0
+        self._last_sampled: torch.Tensor | None = None
+        self._carried: dict[str, int] = {}
 
     @property
     def num_requests(self) -> int:
@@ -126,7 +133,10 @@ class ModelRunner:
             output.row_bounds,
         )
         streams = self._forward(step)
-        sampled = self._sample(step, streams, output.grammar_masks)
+        drawn = self._sample(step, streams, output.grammar_masks)
+        sampled = None
+        if drawn is not None:
+            sampled = SamplerOutput(drawn.token_ids.cpu().numpy(), drawn.logprobs)
         result = accept_tokens(step, sampled)
         if self._settle_drafts is not None and any(step.drafts):
             # Before anybody hears of the tokens: what they complete is published then.
@@ -141,6 +151,48 @@ class ModelRunner:
             self._drafts = DraftTokenIds(result.req_ids, drafts)
         result.kv_connector_output = self._save_blocks(output)
         return result
+
+    @torch.inference_mode()
+    def begin_model(self, output: SchedulerOutput) -> PendingStep:
+        """Hand one step to the device without waiting for its tokens.
+
+        The next step may begin before this one is waited for, and no other: tokens of the step
+        before are taken from where they were sampled. Without drafts; requests whose own tokens
+        decide about their next one must have all of them on the host.
+
+        Raises:
+            InvariantError: The step asks for rows or tokens that this worker does not have.
+        """
+        self._states.update(output)
+        self._prepare_blocks(output)
+        if output.total_num_scheduled_tokens == 0:
+            return FinishedStep(
+                ModelRunnerOutput([], {}, kv_connector_output=self._save_blocks(output))
+            )
+        step = self._builder.build(
+            [self._states.get(req_id) for req_id in output.num_scheduled_tokens],
+            list(output.num_scheduled_tokens.values()),
+            output.scheduled_spec_decode_tokens,
+            output.row_bounds,
+            self._carried,
+        )
+        streams = self._forward(step)
+        sampled = self._sample(step, streams, output.grammar_masks)
+        prompt_logprobs = gather_prompt_logprobs(
+            step, streams, self._model.compute_logits, self._limits.vocab_size
+        )
+        self._num_begun += 1
+        pending = StepInFlight(
+            self._num_begun, step, sampled, prompt_logprobs, self._save_blocks(output)
+        )
+        self._last_sampled = None if sampled is None else sampled.token_ids
+        rows = np.cumsum([0, *step.sampled_counts]).tolist()
+        self._carried = {
+            state.req_id: row
+            for state, count, row in zip(step.requests, step.sampled_counts, rows, strict=False)
+            if count
+        }
+        return pending
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted for the next one, once."""
@@ -169,8 +221,15 @@ class ModelRunner:
 
     def _forward(self, step: StepInput) -> torch.Tensor:
         meta = self._build_metadata(step.slices)
+        token_ids = torch.from_numpy(step.token_ids).to(self._pool.device)
+        if len(step.carried_rows):
+            assert self._last_sampled is not None, "a token in flight was sampled"
+            rows, sources = upload(
+                np.stack([step.carried_rows, step.carried_from]), self._pool.device
+            )
+            token_ids[rows] = self._last_sampled[sources]
         return self._model(
-            torch.from_numpy(step.token_ids).to(self._pool.device),
+            token_ids,
             torch.from_numpy(step.positions).to(self._pool.device),
             meta,
             self._pool.layers,
@@ -178,7 +237,7 @@ class ModelRunner:
 
     def _sample(
         self, step: StepInput, streams: torch.Tensor, masks: GrammarMasks | None
-    ) -> SamplerOutput | None:
+    ) -> DeviceSample | None:
         num_sampled = len(step.sampled_rows)
         if num_sampled == 0:
             return None
@@ -189,7 +248,7 @@ class ModelRunner:
         positions = step.positions[step.sampled_rows] + 1
         edits = build_step_edits(step, masks, self._limits.vocab_size, logits.device)
         metadata = self._find_sampling_metadata(step)
-        return sample(logits, metadata, positions, edits, self._draw_tokens)
+        return sample_on_device(logits, metadata, positions, edits, self._draw_tokens)
 
     def _find_sampling_metadata(self, step: StepInput) -> SamplingMetadata:
         """Return the metadata of the sampled rows, the last step's while the batch is the same."""

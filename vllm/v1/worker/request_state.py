@@ -11,6 +11,8 @@ from vllm.v1.sample.metadata import RowSampling
 from vllm.v1.worker.block_table import RequestBlockTables
 
 _MIN_SPARE_TOKENS = 64
+UNKNOWN_TOKEN_ID = -1
+"""Stands for a token whose value is still on the device."""
 
 
 class RequestState:
@@ -27,6 +29,8 @@ class RequestState:
         tables: Block tables.
         sampling: The request's rows for the sampler.
         history: What its own tokens ask of the next one; None: nothing.
+        tokens_in_flight: Step -> position of the token that it samples, whose value is not on the
+            host yet; the known tokens count it.
         num_prompt_logprobs: Prompt positions whose log probabilities were reported already; a
             prompt computed again after a preemption does not report them twice.
     """
@@ -41,6 +45,7 @@ class RequestState:
         "req_id",
         "sampling",
         "tables",
+        "tokens_in_flight",
     )
 
     def __init__(
@@ -57,6 +62,7 @@ class RequestState:
         self.num_tokens = len(token_ids)
         self.num_computed_tokens = 0
         self.num_prompt_logprobs = 0
+        self.tokens_in_flight: dict[int, int] = {}
         self.tables = RequestBlockTables(num_groups)
         self.sampling = RowSampling(sampling_params, rng_key, num_prompt_tokens)
         self.history = make_history(sampling_params, num_prompt_tokens)
@@ -70,6 +76,7 @@ class RequestState:
     def set_tokens(self, token_ids: Sequence[int]) -> None:
         """Take the scheduler's list of all known tokens."""
         self.num_tokens = 0
+        self.tokens_in_flight.clear()
         self.append_tokens(token_ids)
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
@@ -84,6 +91,17 @@ class RequestState:
             return
         self._token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
+
+    def expect_token(self, step: int) -> None:
+        """Count the token that a step samples, before its value is on the host."""
+        self.tokens_in_flight[step] = self.num_tokens
+        self.append_token(UNKNOWN_TOKEN_ID)
+
+    def receive_token(self, step: int, token_id: int) -> None:
+        """Take the value of an expected token; one that was given up meanwhile is nothing."""
+        position = self.tokens_in_flight.pop(step, None)
+        if position is not None:
+            self._token_ids[position] = token_id
 
     def place_drafts(self, token_ids: Sequence[int]) -> None:
         """Write draft tokens behind the known ones, for this step only."""
@@ -100,6 +118,9 @@ class RequestState:
                 f"request {self.req_id}: the scheduler counts {num_tokens} tokens, the worker "
                 f"knows {self.num_tokens}; tokens from elsewhere must come in all_token_ids"
             )
+        if num_tokens < self.num_tokens and self.tokens_in_flight:
+            kept = {step: at for step, at in self.tokens_in_flight.items() if at < num_tokens}
+            self.tokens_in_flight = kept
         self.num_tokens = num_tokens
 
     def _write_behind(self, token_ids: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.edits import RowMask, StepEdits
 from vllm.v1.sample.history import RowHistory
@@ -28,6 +29,11 @@ def build_step_edits(
     row = 0
     for state, count, drafts in zip(step.requests, step.sampled_counts, step.drafts, strict=True):
         if count and state.history is not None:
+            if state.tokens_in_flight:
+                raise InvariantError(
+                    f"request {state.req_id} is sampled by its own tokens, one of which is still "
+                    "on the device"
+                )
             tokens = state.get_tokens(0, state.num_tokens)
             rows = state.history.make_rows(tokens, drafts)
             histories += [(row + i, item, state.sampling.params) for i, item in enumerate(rows)]

@@ -21,6 +21,7 @@ from vllm.v1.worker.request_state import RequestState
 
 _NO_DRAFTS: tuple[int, ...] = ()
 _EVERYTHING = RowBounds(write_from=())
+_NOTHING_CARRIED: Mapping[str, int] = MappingProxyType({})
 _NO_BOUNDS: Mapping[str, RowBounds] = MappingProxyType({})
 
 
@@ -37,6 +38,8 @@ class StepInput:
         sampled_counts: Rows of each request in ``sampled_rows``; 0 for a chunk that does not reach
             the end of the known tokens.
         drafts: Draft tokens of each request; those of row k guess the token after it.
+        carried_rows: int64 ``[C]``: flat rows whose tokens are still on the device.
+        carried_from: int64 ``[C]``: the sampled rows of the step before that gave them.
     """
 
     requests: list[RequestState]
@@ -47,6 +50,8 @@ class StepInput:
     sampled_rows: np.ndarray
     sampled_counts: list[int]
     drafts: list[Sequence[int]]
+    carried_rows: np.ndarray
+    carried_from: np.ndarray
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +82,7 @@ class StepInputBuilder:
         num_scheduled: Sequence[int],
         drafts_by_id: Mapping[str, Sequence[int]],
         bounds_by_id: Mapping[str, RowBounds] = _NO_BOUNDS,
+        carried: Mapping[str, int] = _NOTHING_CARRIED,
     ) -> StepInput:
         """Lay out one step.
 
@@ -85,6 +91,8 @@ class StepInputBuilder:
             num_scheduled: Tokens of each, drafts included; positive.
             drafts_by_id: Draft tokens of requests that have some.
             bounds_by_id: What requests write that do not write everything.
+            carried: Requests whose last known token is still on the device -> the sampled row of
+                the step before that gave it.
 
         Raises:
             InvariantError: A request is scheduled past its known tokens.
@@ -93,6 +101,8 @@ class StepInputBuilder:
         row_starts: list[int] = []
         counts: list[int] = []
         drafts: list[Sequence[int]] = []
+        carried_rows: list[int] = []
+        carried_from: list[int] = []
         row = num_sampled = 0
         for state, num_tokens in zip(requests, num_scheduled, strict=True):
             guessed = drafts_by_id.get(state.req_id, _NO_DRAFTS) if drafts_by_id else _NO_DRAFTS
@@ -103,6 +113,11 @@ class StepInputBuilder:
             next_row = row + num_tokens
             self._token_ids[row:next_row] = state.get_tokens(start, end)
             self._positions[row:next_row] = self._counting[start:end]
+            if state.tokens_in_flight:
+                (position,) = state.tokens_in_flight.values()
+                if position < end:
+                    carried_rows.append(row + position - start)
+                    carried_from.append(carried[state.req_id])
             sampled_end = num_sampled + count
             self._sampled_rows[num_sampled:sampled_end] = self._counting[
                 next_row - count : next_row
@@ -134,6 +149,8 @@ class StepInputBuilder:
             sampled_rows=self._sampled_rows[:num_sampled],
             sampled_counts=counts,
             drafts=drafts,
+            carried_rows=np.array(carried_rows, dtype=np.int64),
+            carried_from=np.array(carried_from, dtype=np.int64),
         )
 
 

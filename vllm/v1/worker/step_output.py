@@ -17,7 +17,6 @@ def accept_tokens(step: StepInput, sampled: SamplerOutput | None) -> ModelRunner
 
     Mutates: the requests' known tokens.
     """
-    req_ids = [state.req_id for state in step.requests]
     token_ids = [] if sampled is None else sampled.token_ids.tolist()
     accepted: list[list[int]] = []
     row = 0
@@ -30,6 +29,14 @@ def accept_tokens(step: StepInput, sampled: SamplerOutput | None) -> ModelRunner
             state.append_tokens(tokens)
         accepted.append(tokens)
         row += count
+    return find_outputs(step, sampled, accepted)
+
+
+def find_outputs(
+    step: StepInput, sampled: SamplerOutput | None, accepted: list[list[int]]
+) -> ModelRunnerOutput:
+    """Return what a step gave its requests, their tokens being known."""
+    req_ids = [state.req_id for state in step.requests]
     return ModelRunnerOutput(
         req_ids=req_ids,
         req_id_to_index={req_id: i for i, req_id in enumerate(req_ids)},

@@ -41,6 +41,7 @@ from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
+from vllm.v1.worker.step_in_flight import PendingStep
 
 logger = init_logger(__name__)
 
@@ -138,8 +139,9 @@ class Worker:
                 **chosen,
             )
         except RuntimeError as error:
-            # Of too little memory an accelerator raises a class of its own, a CPU only says so.
-            if "memory" not in str(error):
+            # Of too little memory an accelerator raises a class of its own, which its worker
+            # explains; a CPU only says so.
+            if isinstance(error, torch.OutOfMemoryError) or "memory" not in str(error):
                 raise
             raise ConfigError(
                 f"The weights of {self._config.model_config.model} do not fit in the memory of "
@@ -210,7 +212,7 @@ class Worker:
             packed = PackedWeights(
                 stored,
                 described,
-                self._model_spec.names.prefixes,
+                self._model_spec.names.translate,
                 self._find_shard,
                 rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
                 ops=self._make_op_resolver(),
@@ -352,6 +354,16 @@ class Worker:
         if self._runner is None:
             raise EngineError("the worker has no KV cache: initialize_from_config comes first")
         return self._runner.execute_model(scheduler_output)
+
+    def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
+        """Begin one step; see ``ModelRunner.begin_model``.
+
+        Raises:
+            EngineError: The worker is not ready, or was shut down.
+        """
+        if self._runner is None:
+            raise EngineError("the worker has no KV cache: initialize_from_config comes first")
+        return self._runner.begin_model(scheduler_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once; None without a drafter."""

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.model_executor.models.decoder.reference import build_hf_model, published_tensors
+from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
+from tests.model_executor.models.decoder.reference import (
+    build_hf_model,
+    glm5_next,
+    published_tensors,
+    qwen3_5,
+)
+from tests.tokenizers.family_tokenizers import byte_level
 
 # Sums of layers are scaled by this: the next token then follows from the last one for the most
 # part, so that a block which passes its embedding on is right often, and wrong often.
@@ -154,3 +161,20 @@ def add_block(folder: Path, oracle: BlockOracle | GlmBlockOracle) -> None:
     save_file(tensors | own, path, {"format": "pt"})
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mtp_num_hidden_layers": 1}))
+
+
+DRAFTING_MODELS: dict[str, tuple[dict[str, Any], type[BlockOracle] | type[GlmBlockOracle]]] = {
+    "qwen 3.5": (qwen3_5(vocab_size=VOCAB_SIZE), BlockOracle),
+    # Of more than 36 tokens a part is chosen.
+    "glm": (glm5_next(vocab_size=VOCAB_SIZE, index_topk=32), GlmBlockOracle),
+}
+
+
+def write_drafting_model(name: str, folder: Path) -> Any:
+    """Writes the checkpoint of one of these with its block; returns transformers' model."""
+    raw, oracle = DRAFTING_MODELS[name]
+    write_model(raw, folder, byte_level())
+    target = build_quiet_model(raw, 7)
+    target.save_pretrained(folder)
+    add_block(folder, oracle(raw, target, 11))
+    return target

@@ -1,12 +1,20 @@
 """The choice of a replica, as a function of numbers."""
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm.v1.engine.data_parallel.policy import Loads, choose, costs, find_able, find_order
+from vllm.v1.engine.data_parallel.policy import (
+    Loads,
+    choose,
+    costs,
+    find_able,
+    find_eviction_price,
+    find_eviction_prices,
+    find_order,
+)
 
 MAX_SEQS = 16
 
@@ -19,13 +27,23 @@ class One:
     num_requests: int = 0
     backlog_tokens: int = 0
     unused_tokens: int = 0
-    placed_tokens: int = 0
+    recent_tokens: float = 0.0
     serves: bool = True
 
 
+def mean_recent(replicas: list[One]) -> float:
+    recent = [one.recent_tokens for one in replicas if one.serves]
+    return sum(recent) / len(recent)
+
+
 def arrays(replicas: list[One]) -> tuple[Loads, np.ndarray]:
-    cached, *numbers = (np.array(column) for column in zip(*map(astuple, replicas), strict=True))
-    return Loads(numbers[-1], *numbers[:-1]), cached
+    columns = {
+        field.name: np.array([getattr(one, field.name) for one in replicas])
+        for field in fields(One)
+    }
+    cached = columns.pop("cached_tokens")
+    prices = find_eviction_prices(columns["recent_tokens"], mean_recent(replicas))
+    return Loads(**columns, eviction_prices=prices), cached
 
 
 def chosen(replicas: list[One], num_tokens: int, key: int | None = None) -> int:
@@ -33,11 +51,17 @@ def chosen(replicas: list[One], num_tokens: int, key: int | None = None) -> int:
     return choose(loads, cached, num_tokens, MAX_SEQS, key=key)
 
 
-def cost(one: One, num_tokens: int) -> int:
+def all_costs(replicas: list[One], num_tokens: int) -> list[float]:
     """As the documentation says it."""
+    prices = arrays(replicas)[0].eviction_prices.tolist()
+    return [cost(one, num_tokens, price) for one, price in zip(replicas, prices, strict=True)]
+
+
+def cost(one: One, num_tokens: int, price: float) -> float:
     work = num_tokens - one.cached_tokens
     evicted = max(0, work - one.unused_tokens)
-    return 2 * (work + evicted) + one.backlog_tokens + 32 * one.num_requests
+    # Summed as the function does, for equal floats.
+    return price * evicted + (2 * work + one.backlog_tokens + 32 * one.num_requests)
 
 
 def is_overloaded(one: One, least: int) -> bool:
@@ -56,7 +80,7 @@ def situations(draw: st.DrawFn) -> tuple[list[One], int]:
             draw(st.integers(0, 3 * MAX_SEQS)),
             draw(numbers),
             draw(numbers),
-            draw(numbers),
+            draw(st.floats(0, 1e9, allow_subnormal=False)),
             draw(st.booleans()),
         )
         for _ in range(draw(st.integers(1, 5)))
@@ -74,13 +98,14 @@ def test_the_choice_is_the_documented_one(situation) -> None:
     able = [rank for rank in serving if not is_overloaded(replicas[rank], least)]
     loads, cached = arrays(replicas)
     assert np.flatnonzero(find_able(loads, MAX_SEQS)).tolist() == able
-    assert costs(loads, cached, num_tokens).tolist() == [cost(o, num_tokens) for o in replicas]
+    expected = all_costs(replicas, num_tokens)
+    assert costs(loads, cached, num_tokens).tolist() == expected
     best = min(
         able,
         key=lambda rank: (
-            cost(replicas[rank], num_tokens),
+            expected[rank],
             -replicas[rank].cached_tokens,
-            replicas[rank].placed_tokens,
+            replicas[rank].recent_tokens,
             rank,
         ),
     )
@@ -104,6 +129,22 @@ def test_a_common_beginning_does_not_draw_every_conversation() -> None:
     assert chosen([full, empty], 4000) == 1
     # A conversation's next turn stays.
     assert chosen([replace(full, cached_tokens=3500), empty], 4000) == 0
+
+
+def test_who_fills_its_memory_faster_gets_fewer_new_conversations() -> None:
+    """What it evicts is younger; memory that is not full costs nothing, and rows stay in use."""
+    busy, calm = One(recent_tokens=1500.0), One(recent_tokens=500.0)
+    assert chosen([busy, calm], 4000) == 1
+    assert chosen([replace(busy, cached_tokens=1000), calm], 4000) == 1
+    assert chosen([replace(busy, cached_tokens=3500), calm], 4000) == 0
+    assert chosen([replace(busy, unused_tokens=5000), replace(calm, num_requests=1)], 4000) == 0
+
+
+def test_one_price_is_that_of_all() -> None:
+    recent = np.array([0.0, 10.0, 35.0, 500.0])
+    for mean in (0.0, 20.0):
+        expected = [find_eviction_price(float(one), mean) for one in recent]
+        assert find_eviction_prices(recent, mean).tolist() == expected
 
 
 def test_siblings_of_a_prompt_in_the_making_stay_together_until_it_costs_more() -> None:
@@ -130,7 +171,9 @@ KEYS = st.integers(0, 2**64 - 1)
 @given(situations(), KEYS)
 def test_a_key_chooses_among_those_that_are_about_as_good(situation, key) -> None:
     replicas, num_tokens = situation
-    without = replicas[chosen(replicas, num_tokens)]
+    prices = all_costs(replicas, num_tokens)
+    cheapest = chosen(replicas, num_tokens)
+    without = replicas[cheapest]
     serving = [one for one in replicas if one.serves]
     least = min(one.num_requests for one in serving)
     slack = 4 * 32 + (num_tokens - without.cached_tokens) // 4
@@ -140,7 +183,7 @@ def test_a_key_chooses_among_those_that_are_about_as_good(situation, key) -> Non
         if one.serves
         and not is_overloaded(one, least)
         and one.cached_tokens >= without.cached_tokens
-        and cost(one, num_tokens) <= cost(without, num_tokens) + slack
+        and prices[rank] <= prices[cheapest] + slack
     ]
     order = find_order(key, np.arange(len(replicas)))
     assert chosen(replicas, num_tokens, key) == max(suits, key=lambda rank: order[rank])

@@ -99,6 +99,10 @@ class HostMemory:
             spans.append((pages.memory, low, high))
         return [memory[low:high] for memory, low, high in spans]
 
+    def layer_pages(self, group_id: int) -> Sequence[LayerPages]:
+        """Return where the pages of a group's layers lie."""
+        return self._layers[group_id]
+
     def layer_rows(self, region: Region, block_id: int) -> list[memoryview]:
         """Return a region's bytes where they lie, layer by layer and without padding."""
         group = self._geometry[region.group_id]

@@ -118,8 +118,12 @@ class OffloadingConnector(BesideStepsConnector):
         assert settings.root is not None
         # Weights are digested once for all cores.
         root = settings.base or settings.root
+        # One that everybody could guess is no root for a folder.
+        is_chosen = "PYTHONHASHSEED" in os.environ
+        seed = self._vllm_config.cache_config.prefix_hash_seed
+        hash_root = None if is_chosen else seed
         return StoreKeeper(
-            settings.open_folder,
+            lambda: settings.open_folder(hash_root),
             lambda note, stop: find_identity(
                 self._vllm_config,
                 config,

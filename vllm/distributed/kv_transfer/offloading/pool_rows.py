@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from vllm.distributed.kv_transfer.handover.host_memory import HostMemory
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm.distributed.kv_transfer.handover.host_memory import HostMemory, LayerPages
 from vllm.distributed.kv_transfer.handover.regions import Region
 from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
 from vllm.v1.core.prefix.exports import PrefixBlocks
@@ -62,11 +65,22 @@ class HostRows(_Walk):
     def __init__(self, layout: ObjectLayout, memory: HostMemory) -> None:
         super().__init__(layout)
         self._memory = memory
+        self._pages = [
+            [_as_blocks(pages) for pages in memory.layer_pages(group.group_id)]
+            for group in layout.groups
+        ]
+        self._block_bytes: list[int] = [
+            sum(int(page.shape[1]) for page in group) for group in self._pages
+        ]
 
     def gather(self, regions: Sequence[Region], blocks: PrefixBlocks, out: memoryview) -> None:
         """Copy the regions of an object out of the pool."""
         at = 0
-        for region in regions:
+        for run in self._find_runs(regions):
+            if len(run) > 1:
+                at = self._gather_blocks(run, blocks, out, at)
+                continue
+            (region,) = run
             for view in self._memory.layer_rows(region, find_block(blocks, region)):
                 out[at : at + len(view)] = view
                 at += len(view)
@@ -74,7 +88,57 @@ class HostRows(_Walk):
     def scatter(self, regions: Sequence[Region], blocks: PrefixBlocks, data: memoryview) -> None:
         """Copy an object into the pool."""
         at = 0
-        for region in regions:
+        for run in self._find_runs(regions):
+            if len(run) > 1 and self.clip(run[0], blocks.dense_from) == run[0]:
+                at = self._scatter_blocks(run, blocks, data, at)
+            else:
+                at = self._scatter_rows(run, blocks, data, at)
+
+    def _find_runs(self, regions: Sequence[Region]) -> Iterator[Sequence[Region]]:
+        """Iterate over regions, whole blocks of a group that follow one another together."""
+        start = 0
+        for index, region in enumerate(regions):
+            size = self._layout.groups[region.group_id].block_size
+            is_whole = region.end - region.first == size
+            before = regions[max(start, index - 1)]
+            goes_on = region.block_index - before.block_index <= 1
+            if not is_whole or region.group_id != before.group_id or not goes_on:
+                if start < index:
+                    yield regions[start:index]
+                start = index
+            if not is_whole:
+                yield regions[index : index + 1]
+                start = index + 1
+        if start < len(regions):
+            yield regions[start:]
+
+    def _gather_blocks(
+        self, run: Sequence[Region], blocks: PrefixBlocks, out: memoryview, at: int
+    ) -> int:
+        group, ids = run[0].group_id, _find_ids(run, blocks)
+        end = at + len(ids) * self._block_bytes[group]
+        part, low = np.frombuffer(out[at:end], np.uint8).reshape(len(ids), -1), 0
+        for page in self._pages[group]:
+            part[:, low : low + page.shape[1]] = page[ids]
+            low += page.shape[1]
+        return end
+
+    def _scatter_blocks(
+        self, run: Sequence[Region], blocks: PrefixBlocks, data: memoryview, at: int
+    ) -> int:
+        group, ids = run[0].group_id, _find_ids(run, blocks)
+        end = at + len(ids) * self._block_bytes[group]
+        part, low = np.frombuffer(data[at:end], np.uint8).reshape(len(ids), -1), 0
+        for page in self._pages[group]:
+            page[ids] = part[:, low : low + page.shape[1]]
+            low += page.shape[1]
+        return end
+
+    def _scatter_rows(
+        self, run: Sequence[Region], blocks: PrefixBlocks, data: memoryview, at: int
+    ) -> int:
+        """Copy rows of single blocks, as far as they are not in the pool yet."""
+        for region in run:
             wanted = self.clip(region, blocks.dense_from)
             size = self._layout.groups[region.group_id].block_size
             views = (
@@ -89,6 +153,20 @@ class HostRows(_Walk):
                     view = views[number]
                     view[:] = data[at + length - len(view) : at + length]
                 at += length
+        return at
+
+
+def _as_blocks(pages: LayerPages) -> NDArray[np.uint8]:
+    """Return the bytes of a layer's pages ``[blocks, bytes]``, where they lie."""
+    length = pages.num_rows * pages.row_bytes
+    raw = np.frombuffer(pages.memory, np.uint8)[pages.offset :]
+    num_blocks = (len(raw) - length) // pages.stride + 1
+    return np.lib.stride_tricks.as_strided(raw, (num_blocks, length), (pages.stride, 1))
+
+
+def _find_ids(run: Sequence[Region], blocks: PrefixBlocks) -> NDArray[np.int64]:
+    group, first = run[0].group_id, run[0].block_index - blocks.bases[run[0].group_id]
+    return np.array(blocks.block_ids[group][first : first + len(run)], np.int64)
 
 
 class StagedRows(_Walk):

@@ -77,8 +77,11 @@ class OffloadSettings:
     write_budget_per_day: int | None = None
     min_free_bytes: int = 0
 
-    def open_folder(self) -> CacheFolder:
+    def open_folder(self, hash_root: bytes | None = None) -> CacheFolder:
         """Open this engine core's folder.
+
+        Args:
+            hash_root: What prefixes are named by already, if it came from the folder.
 
         Raises:
             FolderBusyError: Another process writes to it.
@@ -91,6 +94,7 @@ class OffloadSettings:
             read_only=self.read_only,
             num_cores=self.num_cores,
             min_free_bytes=self.min_free_bytes,
+            hash_root=hash_root,
         )
 
     def find_max_bytes(self) -> int:

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.offloading.orders import (
     RestoreOrder,
     WriteOrder,
 )
+from vllm.distributed.kv_transfer.offloading.passing import note_passage
 from vllm.distributed.kv_transfer.offloading.reporting import TierCounts, TierEvents, TierNews
 from vllm.distributed.kv_transfer.offloading.restoring import (
     Restorable,
@@ -339,7 +340,11 @@ class Tier:
             reservation = None
             if not located.is_host:
                 spec = ObjectSpec(
-                    entry.extent.key, entry.position, entry.extent.num_bytes, entry.next_token
+                    entry.extent.key,
+                    entry.position,
+                    entry.extent.num_bytes,
+                    entry.next_token,
+                    entry.is_shared,
                 )
                 reservation = self._reserve_host(spec)
             kept.append(None if reservation is None else reservation.extent)
@@ -389,12 +394,13 @@ class Tier:
         self._found.clear()
         self._notes.clear()
         self._note_step(output)
-        self.tracker.look(list(output.num_scheduled_tokens))
-        superseded, store = self.tracker.take_superseded(), self.store
-        if self.host is not None:
-            self.host.supersede(superseded)
-        if store is not None:
-            store.supersede(superseded)
+        begun = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
+        self.tracker.look(list(output.num_scheduled_tokens), begun)
+        store = self.store
+        for passage in self.tracker.take_passages():
+            for tier in (self.host, store):
+                if tier is not None:
+                    note_passage(tier, self._layout, passage)
         orders, self._orders = self._orders, OffloadOrders()
         if self.host is not None:
             shape = self.host.shape
@@ -485,7 +491,8 @@ class Tier:
         blocks: PrefixBlocks | None = None
         if near is not None:
             extent = near.extent
-            spec = ObjectSpec(extent.key, near.position, extent.num_bytes, near.next_token)
+            size, token, is_shared = extent.num_bytes, near.next_token, candidate.is_shared
+            spec = ObjectSpec(extent.key, near.position, size, token, is_shared)
         else:
             found, blocks = self._locate(candidate)
             if found is None:
@@ -498,6 +505,7 @@ class Tier:
         reservation = store.reserve([spec])[0]
         if reservation is None:
             assert self.keeper is not None
+            store.want_room(sum(self._count_bytes(other) for other in self._gate.ready))
             self.keeper.make_room()
             self._num_refused += 1
             if self._num_refused < _MAX_REFUSALS:
@@ -533,8 +541,13 @@ class Tier:
             blocks = self._coordinator.locate_checkpoint(hashes, end, first)
         if blocks is None:
             return None, None
-        num_bytes = self._layout.object_bytes(candidate.key.kind, first, end)
-        return ObjectSpec(candidate.key, end, num_bytes, blocks.next_token), blocks
+        num_bytes = self._count_bytes(candidate)
+        token, is_shared = blocks.next_token, candidate.is_shared
+        return ObjectSpec(candidate.key, end, num_bytes, token, is_shared), blocks
+
+    def _count_bytes(self, candidate: Candidate) -> int:
+        kind, first, end = candidate.key.kind, candidate.first, candidate.end
+        return self._layout.object_bytes(kind, first, end)
 
     def _is_superseded(self, candidate: Candidate) -> bool:
         """Whether a conversation has left a checkpoint behind since it was queued."""

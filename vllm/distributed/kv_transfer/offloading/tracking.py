@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,12 +40,29 @@ class Candidate:
         block_hashes: Of the prompt it is of.
         first: The first token whose dense rows are in it.
         end: The boundary at which it stands.
+        is_shared: Whether prompts were seen to part there.
     """
 
     key: ObjectKey
     block_hashes: list[BlockHash]
     first: int
     end: int
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """How far a prompt went through what may be in the tiers.
+
+    Attributes:
+        block_hashes: Of the prompt.
+        end: Its tokens.
+        is_hit: Whether it began behind them; else it has computed them, or their last part.
+    """
+
+    block_hashes: list[BlockHash]
+    end: int
+    is_hit: bool
 
 
 @dataclass(slots=True)
@@ -83,7 +100,7 @@ class Tracker:
         self._tracks: dict[str, _Track] = {}
         self._ended: list[_Track] = []
         self.waiting: deque[Candidate] = deque()
-        self.superseded: list[ObjectKey] = []
+        self._passages: list[Passage] = []
         self.num_dropped = 0
 
     def add(self, request: Request) -> None:
@@ -102,8 +119,17 @@ class Tracker:
         """Whether requests have ended since the last look."""
         return bool(self._ended)
 
-    def look(self, scheduled: Sequence[str]) -> None:
-        """Queue what the requests of a step, and those that ended, have computed."""
+    def look(self, scheduled: Sequence[str], begun: Mapping[str, int]) -> None:
+        """Queue what the requests of a step, and those that ended, have computed.
+
+        Args:
+            scheduled: The requests of the step.
+            begun: Those of them that begin with it, and the tokens behind which they do.
+        """
+        for request_id, position in begun.items():
+            track = self._tracks.get(request_id)
+            if track is not None and position:
+                self._passages.append(Passage(track.request.block_hashes, position, is_hit=True))
         for request_id in scheduled:
             track = self._tracks.get(request_id)
             if track is not None:
@@ -117,24 +143,15 @@ class Tracker:
             num_tokens = len(track.request.block_hashes) * self._layout.unit
             self._queue_rows(track, num_tokens)
             self._queue_states(track, num_tokens)
-            self._note_superseded(track, num_tokens)
+            self._passages.append(Passage(track.request.block_hashes, num_tokens, is_hit=False))
         while len(self.waiting) > _MAX_WAITING:
             self.waiting.popleft()
             self.num_dropped += 1
 
-    def _note_superseded(self, track: _Track, end: int) -> None:
-        """Remember what the request's conversation has left behind, as the pool sees it."""
-        hashes, unit = track.request.block_hashes, self._layout.unit
-        self.superseded += [
-            ObjectKey.of(ObjectKind.STATE, hashes[place.position // unit - 1])
-            for place in self._coordinator.list_checkpoints(hashes, end)
-            if place.standing is CheckpointStanding.SUPERSEDED
-        ]
-
-    def take_superseded(self) -> list[ObjectKey]:
-        """Drain the names of states that conversations have left behind."""
-        superseded, self.superseded = self.superseded, []
-        return superseded
+    def take_passages(self) -> list[Passage]:
+        """Drain how far requests went that began or ended."""
+        passages, self._passages = self._passages, []
+        return passages
 
     def _queue_rows(self, track: _Track, computed: int) -> None:
         size, unit = self._layout.group_tokens, self._layout.unit
@@ -150,19 +167,24 @@ class Tracker:
             self._layout.unit,
             self._layout.group_tokens,
         )
-        for position in self._choose_states(hashes, track.states_until, end):
+        chosen = self._choose_states(hashes, track.states_until, end)
+        for position, is_shared in chosen.items():
             key = ObjectKey.of(ObjectKind.STATE, hashes[position // unit - 1])
-            self.waiting.append(Candidate(key, hashes, position // size * size, position))
+            first = position // size * size
+            self.waiting.append(Candidate(key, hashes, first, position, is_shared))
         track.states_until = end
 
-    def _choose_states(self, hashes: list[BlockHash], start: int, end: int) -> list[int]:
-        """Return the boundaries above ``start`` whose states are worth their bytes."""
+    def _choose_states(self, hashes: list[BlockHash], start: int, end: int) -> dict[int, bool]:
+        """Return the boundaries above ``start`` whose states are worth their bytes.
+
+        Each with whether prompts were seen to part there.
+        """
         if not self._layout.has_windows:
             # Every unit can be resumed at: the deepest serves all.
             position = min(end, len(hashes) * self._layout.unit) // self._layout.unit
             position *= self._layout.unit
             is_between = position > start and position % self._layout.group_tokens
-            return [position] if is_between else []
+            return {position: False} if is_between else {}
         found = [
             place
             for place in self._coordinator.list_checkpoints(hashes, end)
@@ -179,7 +201,7 @@ class Tracker:
             if place.standing is CheckpointStanding.JUNCTION
         }
         last = sorted({place.position for place in (*lean, *lone)} - chosen)[-_MAX_STATES:]
-        return sorted({*chosen, *last})
+        return {position: position in chosen for position in sorted({*chosen, *last})}
 
 
 def _has_partner(place: PlacedCheckpoint, lean: Sequence[PlacedCheckpoint], step: int) -> bool:

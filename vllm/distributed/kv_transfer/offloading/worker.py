@@ -31,7 +31,7 @@ from vllm.v1.kv_offload.file_calls import DiskFiles, FileCalls
 from vllm.v1.kv_offload.folder import rows_path
 from vllm.v1.kv_offload.host_store import HostFile, host_slot_bytes
 from vllm.v1.kv_offload.records import Extent
-from vllm.v1.kv_offload.rows_file import CorruptObjectError, RowsFile
+from vllm.v1.kv_offload.rows_file import Bounce, CorruptObjectError, RowsFile
 from vllm.v1.messages import CORRUPT, RESTORE_FAILED
 
 if TYPE_CHECKING:
@@ -54,13 +54,20 @@ _HOST_HANDLE = 1
 
 @dataclass(slots=True)
 class _Restore:
-    """A restore under way. Its lock orders the last write into the pool and its end."""
+    """A restore under way, of which each reader takes one object after another.
+
+    Its lock orders the last write into the pool and its end.
+    """
 
     order: RestoreOrder
     deadline: float
     started: float = field(default_factory=time.monotonic)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Condition = field(default_factory=threading.Condition)
     is_over: bool = False
+    # Objects that a reader took, that are whole in the pool, and writes into it just now.
+    num_taken: int = 0
+    num_done: int = 0
+    num_writing: int = 0
     failure: str | None = None
     corrupt: tuple[bool, int] | None = None
     seconds: float = 0.0
@@ -72,14 +79,45 @@ class _Restore:
         """Whether some of it comes from the disk."""
         return not all(found.is_host for found in self.order.objects)
 
-    def end(self, failure: str | None = None) -> bool:
-        """End it once; False: it had ended."""
+    def end(self, failure: str | None = None, corrupt: tuple[bool, int] | None = None) -> bool:
+        """End it once; False: it had ended. Nothing is written into the pool after this."""
         with self.lock:
             if self.is_over:
                 return False
-            self.is_over, self.failure = True, failure
+            self.is_over, self.failure, self.corrupt = True, failure, corrupt
             self.seconds = time.monotonic() - self.started
+            self.lock.wait_for(lambda: not self.num_writing)
             return True
+
+    def take(self) -> ObjectOrder | None:
+        """Take the next object to read; None: there is none, or it is over."""
+        with self.lock:
+            objects = self.order.objects
+            if self.is_over or self.num_taken == len(objects):
+                return None
+            self.num_taken += 1
+            return objects[self.num_taken - 1]
+
+    def begin_write(self) -> bool:
+        """Begin to write into the pool; False: never after its end, blocks may be another's."""
+        with self.lock:
+            self.num_writing += not self.is_over
+            return not self.is_over
+
+    def end_write(self) -> None:
+        """Take note that a write into the pool is over."""
+        with self.lock:
+            self.num_writing -= 1
+            self.lock.notify_all()
+
+    def note_done(self, tier: str, num_bytes: int) -> None:
+        """Take note that an object is in the pool; with the last one the restore ends."""
+        with self.lock:
+            self.num_done += 1
+            self.num_bytes[tier] = self.num_bytes.get(tier, 0) + num_bytes
+            is_last = self.num_done == len(self.order.objects)
+        if is_last:
+            self.end()
 
 
 class OffloadWorker:
@@ -153,7 +191,8 @@ class OffloadWorker:
                 restore.end("its prefix was given up meanwhile")
             elif self._rows is None and not all(found.is_host for found in order.objects):
                 restore.end("its prefix cannot be read from disk")
-            self._reads.put(restore)
+            for _ in range(_NUM_READERS if len(order.objects) > 1 else 1):
+                self._reads.put(restore)
         for request_id in orders.cancelled:
             if request_id in self._restores:
                 self._restores[request_id].end("the request ended")
@@ -343,33 +382,33 @@ class OffloadWorker:
     # ---- the readers -------------------------------------------------------------------------
 
     def _read_all(self) -> None:
+        bounce = Bounce()
         while (restore := self._reads.get()) is not None:
-            try:
-                for target in restore.order.objects:
-                    if restore.is_over:
-                        break
-                    self._bring_back(restore, target)
-                restore.end()
-            except CorruptObjectError as error:
-                restore.corrupt = (target.is_host, target.extent.sequence)
-                restore.end(str(error).removesuffix("."))
-            except OSError as error:
-                restore.end(f"its prefix cannot be read from disk ({error})")
-            self._wake()
+            while (target := restore.take()) is not None:
+                try:
+                    self._bring_back(restore, target, bounce)
+                except CorruptObjectError as error:
+                    corrupt = target.is_host, target.extent.sequence
+                    restore.end(str(error).removesuffix("."), corrupt)
+                except OSError as error:
+                    restore.end(f"its prefix cannot be read from disk ({error})")
+            if restore.is_over:
+                self._wake()
 
-    def _bring_back(self, restore: _Restore, target: ObjectOrder) -> None:
+    def _bring_back(self, restore: _Restore, target: ObjectOrder, bounce: Bounce) -> None:
         rows = self._host if target.is_host else self._rows
         assert rows is not None
-        data = rows.read(target.extent)
+        data = rows.read(target.extent, bounce)
         if target.keep is not None and self._host is not None:
             self._host.write(target.keep, [data])
         regions = self._layout.list_object(target.extent.key.kind, target.first, target.end)
-        with restore.lock:
-            # Never after its end: the blocks may be another request's by now.
-            if not restore.is_over:
-                self._pool.scatter(regions, restore.order.blocks, data)
-                tier = HOST if target.is_host else DISK
-                restore.num_bytes[tier] = restore.num_bytes.get(tier, 0) + len(data)
+        if not restore.begin_write():
+            return
+        try:
+            self._pool.scatter(regions, restore.order.blocks, data)
+        finally:
+            restore.end_write()
+        restore.note_done(HOST if target.is_host else DISK, len(data))
 
 
 def _let_sleep() -> None:

@@ -12,10 +12,11 @@ from torch import nn
 
 from vllm.model_executor.layers.quantization import QuantisedMatrix
 from vllm.model_executor.layers.quantization.decode import decode_fp4_groups
+from vllm.model_executor.layers.quantization.stacking import stack_packed
 from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
 from vllm.model_executor.models.decoder.config import MXFP4_GROUP_SIZE, ClampedExpertsPlan
 from vllm.model_executor.models.decoder.step import ModelParts
-from vllm.v1.attention.ops.stored import FP4_GROUPS, GatedExperts, StoredStack
+from vllm.v1.attention.ops.stored import FP4_GROUPS, GatedExperts, PanelStack, StoredStack
 
 # Values of a decoded tile: 1 MiB of fp32.
 _TILE_VALUES = 1 << 18
@@ -93,13 +94,16 @@ class PackedStack(nn.Module):
     def __init__(self, matrices: Sequence[QuantisedMatrix]) -> None:
         super().__init__()
         self.matrices = tuple(matrices)
+        self.is_loaded = False
 
     def forward(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         """Maps [N, in] by one expert's matrix to [N, out]."""
         return self.matrices[expert](rows)
 
-    def as_stack(self) -> None:
-        """Returns None: no kernel takes packed matrices as one stack."""
+    def as_stack(self) -> PanelStack | None:
+        """Moves the matrices, loaded, into a stack; None: they are not packed alike, or not yet."""
+        sources = [matrix.row_source for matrix in self.matrices]
+        return stack_packed(sources, len(sources)) if self.is_loaded else None
 
     def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination; the experts have names of their own."""
@@ -153,16 +157,25 @@ class ClampedExperts(nn.Module):
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
         self._score = parts.ops("router_logits")
         self._activate = parts.ops("clamped_glu_and_mul")
+        self._experts = self._find_experts()
+
+    def _find_experts(self) -> GatedExperts | None:
         gate_up, down = self.gate_up.as_stack(), self.down.as_stack()
-        self._experts: GatedExperts | None = None
-        if gate_up is not None and down is not None:
-            self._experts = GatedExperts(
-                gate_up,
-                down,
-                partial(self._activate, alpha=plan.alpha, limit=plan.limit),
-                self.gate_up_bias.data,
-                self.down_bias.data if self._adds_bias else None,
-            )
+        if gate_up is None or down is None:
+            return None
+        return GatedExperts(
+            gate_up,
+            down,
+            partial(self._activate, alpha=self.plan.alpha, limit=self.plan.limit),
+            self.gate_up_bias.data,
+            self.down_bias.data if self._adds_bias else None,
+        )
+
+    def stack_stored(self) -> None:
+        """Moves packed experts into stacks that a kernel takes as one, if they are packed alike."""
+        if isinstance(self.gate_up, PackedStack) and isinstance(self.down, PackedStack):
+            self.gate_up.is_loaded = self.down.is_loaded = True
+            self._experts = self._find_experts()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""

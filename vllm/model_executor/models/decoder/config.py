@@ -4,6 +4,7 @@ A family's module reads its config.json into a ``DecoderConfig``; ``decoder.mode
 network from it. Sizes are in values, windows in tokens, the query's own included.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -304,6 +305,16 @@ class TensorNames:
     prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
+
+    def translate(self, name: str) -> str:
+        """Returns a tensor's name here, of that in the file."""
+        for stored, ours in self.prefixes:
+            if name.startswith(stored):
+                name = ours + name.removeprefix(stored)
+                break
+        for pattern, ours in self.spellings:
+            name = re.sub(pattern, ours, name)
+        return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.linear import (
     TensorFactory,
 )
 from vllm.model_executor.layers.quantization import QuantisedMatrix
+from vllm.model_executor.layers.quantization.stacking import stack_packed
 from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
 from vllm.model_executor.models.decoder.config import (
@@ -135,7 +136,7 @@ class ExpertBank(nn.Module):
         self._choose, self._run = parts.ops("choose_by_softmax"), parts.ops("run_experts")
         self._activate = activate = find_activation(plan, parts.ops)
         self._mlp = partial(parts.ops("gated_mlp"), activate=activate)
-        # No kernel takes packed matrices as one stack.
+        # Packed ones are stacked where kernels want it, once they are loaded.
         self._experts: GatedExperts | None = None
         if not self.stored:
             stacks = (StoredStack.plain(self.gate_up.data), StoredStack.plain(self.down.data))
@@ -167,6 +168,14 @@ class ExpertBank(nn.Module):
                 "which is not served: quantise all of them, or none."
             )
         return ()
+
+    def stack_stored(self) -> None:
+        """Moves packed experts into stacks that a kernel takes as one, if they are packed alike."""
+        gate_ups = [matrix.row_source for own in self.stored for matrix in (own.gate, own.up)]
+        gate_up = stack_packed(gate_ups, len(self.stored))
+        down = stack_packed([own.down.row_source for own in self.stored], len(self.stored))
+        if gate_up is not None and down is not None:
+            self._experts = GatedExperts(gate_up, down, self._activate)
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns int64 ids and fp32 weights [T, k] for the router's input [T, D]."""

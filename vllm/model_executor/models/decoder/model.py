@@ -457,12 +457,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         """
         if name.endswith(_DERIVED):
             return ()
-        for stored, ours in self.config.names.prefixes:
-            if name.startswith(stored):
-                name = ours + name.removeprefix(stored)
-                break
-        for pattern, ours in self.config.names.spellings:
-            name = re.sub(pattern, ours, name)
+        name = self.config.names.translate(name)
         if (split := self._split_channels(name)) is not None:
             return split
         match = _STACKED_EXPERTS.fullmatch(name)

@@ -38,6 +38,19 @@ class AsyncScheduler(Scheduler):
 
     update_pass = AsyncUpdatePass
 
+    def needs_settled_tokens(self) -> bool:
+        """Whether the next step must not be scheduled before all tokens have arrived.
+
+        So it is while a request runs whose next token depends on the values of its last ones in a
+        way that the host looks up: a grammar, penalties, bad words, a budget of reasoning.
+        """
+        return any(
+            request.use_structured_output
+            or (request.sampling_params is not None and request.sampling_params.follows_answer)
+            for request in self._requests.running
+            if request.num_output_placeholders
+        )
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
         requests, num_next_drafts = self._requests.by_id, self.limits.num_spec_tokens

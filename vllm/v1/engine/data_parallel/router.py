@@ -18,6 +18,7 @@ from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory, 
 from vllm.v1.engine.data_parallel.in_flight import InFlight
 from vllm.v1.engine.data_parallel.news import NewsFollower
 from vllm.v1.engine.data_parallel.policy import Counts, Loads, choose
+from vllm.v1.engine.data_parallel.recent_work import RecentWork
 from vllm.v1.engine.data_parallel.short_hash import shorten, shorten_kept
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, PrefillStats
@@ -87,7 +88,7 @@ class Router:
         self._believes_all = True
         self._reported = np.zeros(num, np.int64)
         self._unused_tokens = np.full(num, self._tokens_of(settings.num_blocks))
-        self._placed_tokens = np.zeros(num, np.int64)
+        self._recent = RecentWork(num, self._tokens_of(settings.num_blocks))
         # What was foretold of requests whose prompt is not computed yet, and who waits.
         self._predicted: dict[str, tuple[int, str]] = {}
         self._next = 0
@@ -161,7 +162,7 @@ class Router:
                 num_tokens - predicted,
                 int(cached[rank]) // self._settings.shape.unit,
             )
-            self._placed_tokens[rank] += num_tokens - predicted
+            self._recent.add(rank, num_tokens - predicted)
         return rank
 
     def _count_pending(
@@ -219,7 +220,8 @@ class Router:
             np.maximum(self._in_flight.num_requests, self._reported),
             self._in_flight.backlog_tokens,
             self._unused_tokens,
-            self._placed_tokens,
+            self._recent.tokens,
+            self._recent.prices,
         )
         return choose(loads, cached, num_tokens, self._settings.max_num_seqs, restorable, key)
 
@@ -309,7 +311,8 @@ class Router:
     def lose(self, rank: int) -> list[str]:
         """Forget a core that died; return the requests that it had."""
         with self._lock:
-            self._serves[rank] = False
+            self._set_serving(rank, False)
+            self._recent.forget(rank)
             self._drop(rank)
             self._followers[rank] = NewsFollower()
             self._is_sure[rank] = self._is_heard[rank] = True
@@ -324,7 +327,7 @@ class Router:
     def rest(self, rank: int) -> None:
         """Send a core nothing more; what it has goes on."""
         with self._lock:
-            self._serves[rank] = False
+            self._set_serving(rank, False)
 
     def doubt(self, rank: int) -> None:
         """Believe nothing of a core's cache until ``trust``: nothing is heard of it."""
@@ -341,7 +344,11 @@ class Router:
     def revive(self, rank: int) -> None:
         """Send requests to a core again."""
         with self._lock:
-            self._serves[rank] = True
+            self._set_serving(rank, True)
+
+    def _set_serving(self, rank: int, serves: bool) -> None:
+        self._serves[rank] = serves
+        self._recent.set_serving(self._serves)
 
     def join(self) -> int:
         """Make room for one more core, which serves, and return its rank."""
@@ -354,7 +361,7 @@ class Router:
             self._is_heard = np.append(self._is_heard, True)
             self._reported = np.append(self._reported, 0)
             self._unused_tokens = np.append(self._unused_tokens, full)
-            self._placed_tokens = np.append(self._placed_tokens, 0)
+            self._recent.add_replica()
             if self._kept is not None:
                 self._kept.add_replica()
             return self._directory.add_replica()

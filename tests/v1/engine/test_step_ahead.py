@@ -1,0 +1,145 @@
+"""A step ahead of the device: answers, hits and what is published are those of step by step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.model_executor.models.hf_reference import random_tokens
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.sample.sampler import DeviceSample
+from vllm.v1.worker import step_in_flight
+from vllm.v1.worker.step_in_flight import TokenCopy
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints by family."""
+    found = {}
+    for family in ("llama", "qwen3.5"):
+        found[family] = tmp_path_factory.mktemp(family)
+        write_checkpoint(family, found[family])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariants are checked in every step, in this process."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+
+
+def run(folder: Path, *, is_ahead: bool, num_blocks: int = 200) -> list[Any]:
+    """Returns ids, ends and hits of a mixed batch, and of its answers sent again."""
+    prompts = [random_tokens(length, length, VOCAB_SIZE - 60) for length in (5, 35, 20, 33, 7, 40)]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=23, ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=3, max_tokens=9, ignore_eos=True, logprobs=2),
+        SamplingParams(temperature=0.0, max_tokens=30, stop_token_ids=list(range(0, 200, 3))),
+        SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.3, ignore_eos=True),
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=8,
+            structured_outputs=StructuredOutputsParams(regex="[ab]{3}c"),
+        ),
+        SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1),
+    ]
+    found: list[Any] = []
+    with LLM(
+        model=str(folder),
+        block_size=16,
+        max_model_len=128,
+        max_num_batched_tokens=32,
+        max_num_seqs=4,
+        num_gpu_blocks_override=num_blocks,
+        async_scheduling=is_ahead,
+    ) as llm:
+        first = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+        )
+        again = [
+            [*prompt, *out.outputs[0].token_ids] for prompt, out in zip(prompts, first, strict=True)
+        ]
+        second = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in again],
+            SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True),
+            use_tqdm=False,
+        )
+        for out in first:
+            answer = out.outputs[0]
+            found.append((answer.token_ids, answer.finish_reason, answer.text, answer.logprobs))
+        found += [out.prompt_logprobs for out in first]
+        found += [(out.outputs[0].token_ids, out.num_cached_tokens) for out in second]
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3.5"])
+def test_answers_and_hits_are_the_same(
+    family: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(folders[family], is_ahead=False)
+    waits: list[int] = []
+    wait = TokenCopy.wait
+
+    def count(self: TokenCopy) -> torch.Tensor:
+        waits.append(1)
+        return wait(self)
+
+    monkeypatch.setattr(step_in_flight.TokenCopy, "wait", count)
+    assert run(folders[family], is_ahead=True) == expected
+    assert waits, "no step was ahead"
+
+
+def test_with_too_few_blocks_for_all(folders: dict[str, Path]) -> None:
+    # Requests are preempted with tokens in flight.
+    one_by_one = run(folders["llama"], is_ahead=False, num_blocks=9)
+    assert run(folders["llama"], is_ahead=True, num_blocks=9)[:6] == one_by_one[:6]
+
+
+def test_an_abort_ends_a_request_with_a_step_in_flight(folders: dict[str, Path]) -> None:
+    prompt = random_tokens(35, 35, VOCAB_SIZE - 60)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    with LLM(
+        model=str(folders["llama"]),
+        block_size=16,
+        max_model_len=128,
+        num_gpu_blocks_override=40,
+        async_scheduling=True,
+    ) as llm:
+        expected = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        engine = llm.llm_engine
+        engine.add_request("gone", {"prompt_token_ids": prompt}, params)
+        for _ in range(4):
+            engine.step()
+        engine.abort_request(["gone"])
+        while engine.has_unfinished_requests():
+            engine.step()
+        after = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        assert after[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
+def test_what_cannot_run_behind_turns_it_off(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "prompt_lookup_max": 2,
+        "prompt_lookup_min": 1,
+    }
+    args = EngineArgs(model=str(folders["llama"]), async_scheduling=True, speculative_config=drafts)
+    assert not args.create_vllm_config().scheduler_config.async_scheduling
+    assert "--async-scheduling is off: it does not go with --speculative-config" in caplog.text
+    args = EngineArgs(model=str(folders["llama"]), async_scheduling=True)
+    assert args.create_vllm_config().scheduler_config.async_scheduling
+
+
+def test_tokens_wait_until_somebody_asks() -> None:
+    sample = DeviceSample(torch.tensor([3, 4]), None)
+    assert TokenCopy(sample.token_ids).wait().tolist() == [3, 4]

@@ -1,0 +1,78 @@
+"""Experts' packed matrices moved into one stack, so that a kernel takes all of them at once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
+from vllm.model_executor.layers.quantization.panels import GroupValues, PackedRows
+from vllm.v1.attention.ops.stored import PANEL, PanelStack, RowSource
+
+
+def stack_packed(sources: Sequence[RowSource | None], num_matrices: int) -> PanelStack | None:
+    """Moves packed matrices of one shape into common memory, each below the one before.
+
+    Args:
+        sources: The matrices, loaded; an equal number of neighbours make one of the stack.
+        num_matrices: Matrices of the stack.
+
+    Returns:
+        None, with nothing moved: they are not packed, not alike, or a panel would be of two.
+
+    Mutates: the sources, whose values lie in the stack from now on.
+    """
+    rows = [source.packed for source in sources if isinstance(source, PackingStorage)]
+    if not rows or len(rows) < len(sources) or any(not _are_alike(rows[0], own) for own in rows):
+        return None
+    joined = len(rows) // num_matrices
+    if joined > 1 and rows[0].num_rows % PANEL:
+        return None
+    codes = torch.cat([own.codes for own in rows])
+    scales = _join([own.scales for own in rows])
+    offsets = [own.offsets for own in rows if own.offsets is not None]
+    shifts = _join(offsets) if offsets else None
+    count = len(rows)
+    for index, own in enumerate(rows):
+        own.codes = codes.chunk(count)[index]
+        own.scales = _take(scales, index, count)
+        own.offsets = None if shifts is None else _take(shifts, index, count)
+    return replace(
+        rows[0].find_stack(),
+        codes=codes,
+        scales=scales.in_panels(),
+        offsets=None if shifts is None else shifts.in_panels(),
+        out_size=joined * rows[0].num_rows,
+        num_matrices=num_matrices,
+    )
+
+
+def _are_alike(one: PackedRows, other: PackedRows) -> bool:
+    """Whether a kernel can take two matrices by the same launch."""
+    return (
+        one.order is None
+        and other.order is None
+        and (one.kind, one.group, one.inputs) == (other.kind, other.group, other.inputs)
+        and (one.num_rows, one.num_columns) == (other.num_rows, other.num_columns)
+        and _form_of(one.scales) == _form_of(other.scales)
+        and _form_of(one.offsets) == _form_of(other.offsets)
+    )
+
+
+def _form_of(numbers: GroupValues | None) -> tuple[torch.dtype, bool, int] | None:
+    if numbers is None:
+        return None
+    return numbers.values.dtype, numbers.factors is None, numbers.fan
+
+
+def _join(parts: Sequence[GroupValues]) -> GroupValues:
+    factors = [part.factors for part in parts if part.factors is not None]
+    return GroupValues(
+        torch.cat([part.values for part in parts]),
+        torch.cat(factors) if factors else None,
+        parts[0].fan,
+    )
+
+
+def _take(numbers: GroupValues, index: int, count: int) -> GroupValues:
+    return numbers.map(lambda values: values.chunk(count)[index])
