@@ -108,31 +108,6 @@ def test_values_are_exactly_those_of_the_format(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("axis", [0, 1])
 def test_ranks_hold_parts_of_the_values(name: str, axis: int, tmp_path: Path) -> None:
     form = FORMATS[name]
-    weight = torch.randn(144, 192, generator=torch.Generator().manual_seed(2))
-    if form.has_order and axis == 1:
-        with pytest.raises(ConfigError, match="desc_act"):
-            load_one(form, tmp_path, weight, Shard(1, 0, 2))
-        return
-    for rank in range(2):
-        source, expected = load_one(form, tmp_path, weight, Shard(axis, rank, 2))
-        part = expected.chunk(2, axis)[rank]
-        rows = torch.empty(part.shape)
-        source.write_rows(0, rows)
-        assert torch.equal(rows, part)
-
-
-def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
-    weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(2))
-    with pytest.raises(ConfigError, match="runs of 32 inputs, and 2 ranks would get 48 each"):
-        load_one(FORMATS["w4a16"], tmp_path, weight, Shard(1, 0, 2))
-    with pytest.raises(ConfigError, match="runs of 8 outputs, and 2 ranks would get 12 each"):
-        load_one(FORMATS["awq"], tmp_path, weight, Shard(0, 1, 2))
-
-
-@pytest.mark.parametrize("name", list(FORMATS))
-@pytest.mark.parametrize("axis", [0, 1])
-def test_ranks_hold_parts_of_the_values(name: str, axis: int, tmp_path: Path) -> None:
-    form = FORMATS[name]
     weight = torch.randn(192, 192, generator=torch.Generator().manual_seed(2))
     if form.has_order and axis == 1:
         with pytest.raises(ConfigError, match="desc_act"):
