@@ -12,7 +12,7 @@ from vllm.model_executor.layers.quantization.panels import (
     CodedRows,
     GroupValues,
     PackedRows,
-    codes_per_word,
+    unit_of,
 )
 from vllm.model_executor.layers.quantization.storages import Fp4Groups, Fp8Blocks
 from vllm.v1.attention.ops import stored_products as by_torch
@@ -55,7 +55,7 @@ def make_source(name: str, rows: int, width: int, device: torch.device) -> RowSo
         return fp4
     kind, group, beside, inputs = _FORMS[name]
     group = group or width
-    words = draw_bytes(rows, 4 * -(-width // codes_per_word(kind))).view(torch.int32).to(device)
+    words = draw_bytes(rows, 4 * -(-width // unit_of(kind).num_codes)).view(torch.int32).to(device)
     num_groups = -(-width // group)
     values = GroupValues(scales(rows, num_groups).half().to(device))
     offsets = None

@@ -41,114 +41,229 @@ constexpr int8_t kNibbleValues[5][16] = {
     {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
 };
 
+// Instructions take one side without signs: codes are lifted so that none is negative, and sums begin
+// as much lower.
+template <int Kind>
+constexpr int32_t kLeastLift = Kind == VN_CODE_INT4   ? 8
+                               : Kind == VN_CODE_E2M1 ? 12
+                               : Kind == VN_CODE_INT6 ? 32
+                                                      : 0;
+// Codes that fill a byte.
+template <int Kind>
+constexpr bool kIsFullByte = Kind == VN_CODE_INT8 || Kind == VN_CODE_IQ4;
+
+// The table of lifted values of a kind.
+template <int Kind>
+struct LiftedValues {
+  alignas(16) int8_t values[16];
+  constexpr explicit LiftedValues(int lift) : values{} {
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<int8_t>(kNibbleValues[Kind][i] + lift);
+  }
+};
+
+inline int32_t four_of(const int8_t* inputs) {
+  int32_t four;
+  std::memcpy(&four, inputs, sizeof(four));
+  return four;
+}
+
 #if defined(__AVX512VNNI__)
 
-// The instruction takes one side without signs: codes are lifted, and sums begin as much lower.
-constexpr int32_t kLift = 128;
+template <int Kind>
+constexpr int32_t kLift = kIsFullByte<Kind> ? 128 : kLeastLift<Kind>;
+// Steps of four inputs whose sums fit in sixteen bits, where they are not added to those of 32 at once.
+template <int Kind>
+constexpr int kShortSteps = 0;
 constexpr int kByteRows = 6, kByteVecs = 4;
 // A vector, not its intrinsic type: GCC 12 keeps arrays of the latter in memory.
 typedef int32_t Int16s __attribute__((vector_size(64)));
 struct Ints {
   Int16s v;
 };
+struct Shorts {};
+template <int Kind>
 struct ByteCodes {
   __m512i v;
 };
 VN_INLINE Ints fill_ints(int32_t x) { return {reinterpret_cast<Int16s>(_mm512_set1_epi32(x))}; }
 VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(a.v))}; }
-template <int Kind, int Half>
-VN_INLINE ByteCodes byte_codes(Words w) {
-  const __m512i lift = _mm512_set1_epi8(-128);
+template <int Kind, int Part>
+VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   if constexpr (Kind == VN_CODE_INT8) {
-    return {_mm512_xor_si512(w.v, lift)};
+    return {_mm512_xor_si512(unit.words[0].v, _mm512_set1_epi8(-128))};
+  } else if constexpr (Kind == VN_CODE_INT6) {
+    return {six_bits<Part>(unit.words[Part / 2], unit.words[2]).v};
   } else {
-    const __m128i* values = reinterpret_cast<const __m128i*>(kNibbleValues[Kind]);
-    const __m512i table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128(values)), lift);
+    static constexpr LiftedValues<Kind> kTable(kLift<Kind>);
+    const __m128i* values = reinterpret_cast<const __m128i*>(kTable.values);
+    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(values));
+    const __m512i w = unit.words[0].v;
     const __m512i nibbles =
-        _mm512_and_si512(Half == 0 ? w.v : _mm512_srli_epi32(w.v, 4), _mm512_set1_epi8(15));
+        _mm512_and_si512(Part == 0 ? w : _mm512_srli_epi32(w, 4), _mm512_set1_epi8(15));
     return {_mm512_shuffle_epi8(table, nibbles)};
   }
 }
-VN_INLINE Ints dot_bytes(Ints sum, ByteCodes codes, int32_t inputs) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
+template <int Kind>
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, const int8_t* inputs) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(four_of(inputs))));
   return sum;
 }
+template <int Kind>
+VN_INLINE Shorts add_short(Shorts, ByteCodes<Kind>, const int8_t*) { return {}; }
+VN_INLINE Shorts no_shorts() { return {}; }
+VN_INLINE Ints add_shorts(Ints sum, Shorts) { return sum; }
 
-#elif defined(__AVX512F__)
+#elif defined(__AVX2__)
 
-constexpr int32_t kLift = 0;
+template <int Kind>
+constexpr int32_t kLift = kLeastLift<Kind>;
+// A pair of products of full bytes fits in sixteen bits; of lower codes so many steps do.
+template <int Kind>
+constexpr int kShortSteps = kIsFullByte<Kind>      ? 0
+                            : Kind == VN_CODE_INT6 ? 2
+                            : Kind == VN_CODE_E2M1 ? 4
+                                                   : 8;
+
+#if defined(__AVX512F__)
+
 constexpr int kByteRows = 4, kByteVecs = 4;
 struct Ints {
   __m512i v;
 };
+struct Shorts {
+  __m512i v;
+};
+// Of full bytes the magnitudes: inputs take the codes' signs.
+template <int Kind>
 struct ByteCodes {
-  __m512i magnitudes;
+  __m512i v;
   __mmask64 are_negative;
 };
 VN_INLINE Ints fill_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
 VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
-template <int Kind, int Half>
-VN_INLINE ByteCodes byte_codes(Words w) {
-  __m512i codes = w.v;
-  if constexpr (Kind != VN_CODE_INT8) {
-    const __m128i* values = reinterpret_cast<const __m128i*>(kNibbleValues[Kind]);
-    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(values));
-    codes = _mm512_shuffle_epi8(
-        table, _mm512_and_si512(Half == 0 ? w.v : _mm512_srli_epi32(w.v, 4), _mm512_set1_epi8(15)));
+template <int Kind, int Part>
+VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
+  const __m512i w = unit.words[0].v;
+  if constexpr (Kind == VN_CODE_INT8) {
+    return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
+  } else if constexpr (Kind == VN_CODE_INT6) {
+    return {six_bits<Part>(unit.words[Part / 2], unit.words[2]).v, 0};
+  } else {
+    const __m512i nibbles =
+        _mm512_and_si512(Part == 0 ? w : _mm512_srli_epi32(w, 4), _mm512_set1_epi8(15));
+    if constexpr (Kind == VN_CODE_UINT4) return {nibbles, 0};
+    if constexpr (Kind == VN_CODE_INT4) return {_mm512_xor_si512(nibbles, _mm512_set1_epi8(8)), 0};
+    static constexpr LiftedValues<Kind> kTable(kLift<Kind>);
+    const __m128i* values = reinterpret_cast<const __m128i*>(kTable.values);
+    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(values));
+    const __m512i codes = _mm512_shuffle_epi8(table, nibbles);
+    if constexpr (kLift<Kind> > 0) return {codes, 0};
+    return {_mm512_abs_epi8(codes), _mm512_movepi8_mask(codes)};
   }
-  return {_mm512_abs_epi8(codes), _mm512_movepi8_mask(codes)};
 }
-// Two products of 128 * 127 fit in sixteen bits; inputs take the codes' signs.
-VN_INLINE Ints dot_bytes(Ints sum, const ByteCodes& codes, int32_t inputs) {
-  const __m512i all = _mm512_set1_epi32(inputs);
-  const __m512i turned =
-      _mm512_mask_sub_epi8(all, codes.are_negative, _mm512_setzero_si512(), all);
-  const __m512i pairs = _mm512_maddubs_epi16(codes.magnitudes, turned);
-  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+template <int Kind>
+VN_INLINE __m512i pair_products(ByteCodes<Kind> codes, const int8_t* inputs) {
+  __m512i all = _mm512_set1_epi32(four_of(inputs));
+  if constexpr (kIsFullByte<Kind>) {
+    all = _mm512_mask_sub_epi8(all, codes.are_negative, _mm512_setzero_si512(), all);
+  }
+  return _mm512_maddubs_epi16(codes.v, all);
+}
+VN_INLINE Ints add_shorts(Ints sum, Shorts pairs) {
+  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs.v, _mm512_set1_epi16(1)))};
+}
+VN_INLINE Shorts no_shorts() { return {_mm512_setzero_si512()}; }
+template <int Kind>
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, const int8_t* inputs) {
+  return add_shorts(sum, {pair_products(codes, inputs)});
+}
+template <int Kind>
+VN_INLINE Shorts add_short(Shorts sum, ByteCodes<Kind> codes, const int8_t* inputs) {
+  return {_mm512_add_epi16(sum.v, pair_products(codes, inputs))};
 }
 
-#elif defined(__AVX2__)
+#else
 
-constexpr int32_t kLift = 0;
 constexpr int kByteRows = 4, kByteVecs = 1;
 struct Ints {
   __m256i a, b;
 };
+struct Shorts {
+  __m256i a, b;
+};
+template <int Kind>
 struct ByteCodes {
   __m256i a, b;
 };
 VN_INLINE Ints fill_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 VN_INLINE Vec to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-template <int Kind, int Half>
+template <int Kind, int Part>
 VN_INLINE __m256i byte_codes_of_half(__m256i w) {
   if constexpr (Kind == VN_CODE_INT8) return w;
-  const __m128i* values = reinterpret_cast<const __m128i*>(kNibbleValues[Kind]);
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(values));
-  return _mm256_shuffle_epi8(
-      table, _mm256_and_si256(Half == 0 ? w : _mm256_srli_epi32(w, 4), _mm256_set1_epi8(15)));
+  const __m256i nibbles =
+      _mm256_and_si256(Part == 0 ? w : _mm256_srli_epi32(w, 4), _mm256_set1_epi8(15));
+  if constexpr (Kind == VN_CODE_UINT4) return nibbles;
+  if constexpr (Kind == VN_CODE_INT4) return _mm256_xor_si256(nibbles, _mm256_set1_epi8(8));
+  if constexpr (Kind == VN_CODE_IQ4 || Kind == VN_CODE_E2M1) {
+    static constexpr LiftedValues<Kind> kTable(kLift<Kind>);
+    const __m128i* values = reinterpret_cast<const __m128i*>(kTable.values);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(values)), nibbles);
+  }
 }
-template <int Kind, int Half>
-VN_INLINE ByteCodes byte_codes(Words w) {
-  return {byte_codes_of_half<Kind, Half>(w.a), byte_codes_of_half<Kind, Half>(w.b)};
+template <int Kind, int Part>
+VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
+  if constexpr (Kind == VN_CODE_INT6) {
+    const Words codes = six_bits<Part>(unit.words[Part / 2], unit.words[2]);
+    return {codes.a, codes.b};
+  } else {
+    const Words& w = unit.words[0];
+    return {byte_codes_of_half<Kind, Part>(w.a), byte_codes_of_half<Kind, Part>(w.b)};
+  }
 }
-// Two products of 128 * 127 fit in sixteen bits; inputs take the codes' signs.
-VN_INLINE __m256i dot_bytes_of_half(__m256i sum, __m256i codes, __m256i inputs) {
-  const __m256i pairs =
-      _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(inputs, codes));
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+// Where it stands: GCC 12 else reads the inputs of all rows first, and sums are spilled.
+VN_INLINE __m256i fill_four(const int8_t* inputs) {
+  __m256i all;
+  asm volatile("vpbroadcastd %1, %0" : "=x"(all) : "m"(*reinterpret_cast<const char(*)[4]>(inputs)));
+  return all;
 }
-VN_INLINE Ints dot_bytes(Ints sum, const ByteCodes& codes, int32_t inputs) {
-  const __m256i all = _mm256_set1_epi32(inputs);
-  return {dot_bytes_of_half(sum.a, codes.a, all), dot_bytes_of_half(sum.b, codes.b, all)};
+// Inputs take the signs of full bytes.
+template <int Kind>
+VN_INLINE __m256i pair_products(__m256i codes, __m256i inputs) {
+  if constexpr (!kIsFullByte<Kind>) return _mm256_maddubs_epi16(codes, inputs);
+  return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(inputs, codes));
 }
+VN_INLINE Ints add_shorts(Ints sum, Shorts pairs) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(pairs.a, ones)),
+          _mm256_add_epi32(sum.b, _mm256_madd_epi16(pairs.b, ones))};
+}
+VN_INLINE Shorts no_shorts() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+template <int Kind>
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, const int8_t* inputs) {
+  const __m256i all = fill_four(inputs);
+  return add_shorts(sum, {pair_products<Kind>(codes.a, all), pair_products<Kind>(codes.b, all)});
+}
+template <int Kind>
+VN_INLINE Shorts add_short(Shorts sum, ByteCodes<Kind> codes, const int8_t* inputs) {
+  const __m256i all = fill_four(inputs);
+  return {_mm256_add_epi16(sum.a, pair_products<Kind>(codes.a, all)),
+          _mm256_add_epi16(sum.b, pair_products<Kind>(codes.b, all))};
+}
+
+#endif
 
 #else
 
+template <int Kind>
 constexpr int32_t kLift = 0;
+template <int Kind>
+constexpr int kShortSteps = 0;
 constexpr int kByteRows = 1, kByteVecs = 1;
 struct Ints {
   int32_t v[kLanes];
 };
+struct Shorts {};
+template <int Kind>
 struct ByteCodes {
   int8_t v[kLanes][4];
 };
@@ -162,25 +277,35 @@ inline Vec to_floats(const Ints& a) {
   for (int i = 0; i < kLanes; ++i) wide.v[i] = static_cast<float>(a.v[i]);
   return wide;
 }
-template <int Kind, int Half>
-inline ByteCodes byte_codes(const Words& w) {
-  ByteCodes codes;
+template <int Kind, int Part>
+inline ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
+  Words w = unit.words[0];
+  if constexpr (Kind == VN_CODE_INT6) {
+    w = lower_bytes(six_bits<Part>(unit.words[Part / 2], unit.words[2]), 32);
+  }
+  ByteCodes<Kind> codes;
   for (int i = 0; i < kLanes; ++i) {
     for (int b = 0; b < 4; ++b) {
-      codes.v[i][b] = Kind == VN_CODE_INT8 ? static_cast<int8_t>(w.v[i] >> 8 * b & 255)
-                                           : kNibbleValues[Kind][w.v[i] >> (8 * b + 4 * Half) & 15];
+      if constexpr (Kind == VN_CODE_INT8 || Kind == VN_CODE_INT6) {
+        codes.v[i][b] = static_cast<int8_t>(w.v[i] >> 8 * b & 255);
+      } else {
+        codes.v[i][b] = kNibbleValues[Kind][w.v[i] >> (8 * b + 4 * Part) & 15];
+      }
     }
   }
   return codes;
 }
-inline Ints dot_bytes(Ints sum, const ByteCodes& codes, int32_t inputs) {
-  int8_t four[4];
-  std::memcpy(four, &inputs, sizeof(four));
+template <int Kind>
+inline Ints dot_bytes(Ints sum, const ByteCodes<Kind>& codes, const int8_t* inputs) {
   for (int i = 0; i < kLanes; ++i) {
-    for (int b = 0; b < 4; ++b) sum.v[i] += codes.v[i][b] * four[b];
+    for (int b = 0; b < 4; ++b) sum.v[i] += codes.v[i][b] * inputs[b];
   }
   return sum;
 }
+template <int Kind>
+inline Shorts add_short(Shorts, const ByteCodes<Kind>&, const int8_t*) { return {}; }
+inline Shorts no_shorts() { return {}; }
+inline Ints add_shorts(Ints sum, Shorts) { return sum; }
 
 #endif
 
@@ -203,7 +328,7 @@ struct ByteForm {
            is_by_row == other.is_by_row && is_split == other.is_split;
   }
   int64_t groups() const { return ceil_div(cols, group); }
-  int64_t stride() const { return ceil_div(cols, 8) * 8; }
+  int64_t stride() const { return ceil_div(cols, 16) * 16; }
 };
 
 // Largest magnitude, as bits: what is no number is the largest of all.
@@ -271,10 +396,36 @@ inline void round_row_to_bytes(const ByteForm& form, const float* x, int8_t* cod
   }
 }
 
+// Vectors of a tile: of few rows whole panels, so that codes are one stream.
+template <int R>
+constexpr int kByteTileVecs = R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVecs
+                              : 2 * R <= kByteRows * kByteVecs        ? 2
+                                                                      : kByteVecs;
+
+// Adds a unit's products to chains, those of two parts in sixteen bits first.
+template <int Kind, int R, int C>
+VN_INLINE void each_pair_of_parts(const PanelView& panel, const int8_t* const* inputs, int64_t at,
+                                  int first, Ints* chains) {
+  constexpr int kParts = kUnitCodes<Kind> / 4;
+  each<C>([&](auto c) VN_NOW {
+    const Unit<Kind> unit = panel.template unit<Kind, (R <= kFewPanelRows)>(at, first + c);
+    each<kParts / 2>([&](auto pair) VN_NOW {
+      const ByteCodes<Kind> even = byte_codes<Kind, 2 * pair>(unit);
+      const ByteCodes<Kind> odd = byte_codes<Kind, 2 * pair + 1>(unit);
+      each<R>([&](auto r) VN_NOW {
+        const int8_t* own = inputs[r] + (at * kParts + 2 * pair) * 4;
+        const Shorts first_sums = add_short<Kind>(no_shorts(), even, own);
+        chains[r * C + c] =
+            add_shorts(chains[r * C + c], add_short<Kind>(first_sums, odd, own + 4));
+      });
+    });
+  });
+}
+
 template <int Kind, int R>
 inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& panel, float* sums) {
-  constexpr int C = kByteVecs, kHalves = kWordCodes<Kind> / 4;
-  const int64_t group_words = panel.m.group / kWordCodes<Kind>;
+  constexpr int C = kByteTileVecs<R>, kParts = kUnitCodes<Kind> / 4;
+  const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
   const int8_t* inputs[R];
   each<R>([&](auto r) VN_NOW { inputs[r] = x.codes + (row + r) * x.stride; });
   for (int first = 0; first < kPanelVecs; first += C) {
@@ -286,26 +437,44 @@ inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& pan
         totals[r] = x.sums + (row + r) * x.groups + g;
       });
       Ints chains[R * C];
-      each<R * C>([&](auto i) VN_NOW { chains[i] = fill_ints(-kLift * *totals[i / C]); });
-      const int64_t end = std::min(panel.words, (g + 1) * group_words);
-      for (int64_t word = g * group_words; word < end; ++word) {
-        Words words[C];
+      each<R * C>([&](auto i) VN_NOW { chains[i] = fill_ints(-kLift<Kind> * *totals[i / C]); });
+      // Calls add(i, codes, four inputs) for each step of a unit.
+      const auto each_step = [&](int64_t at, auto&& add) VN_NOW {
         each<C>([&](auto c) VN_NOW {
-          const uint32_t* line = panel.codes(word, first + c);
-          if constexpr (R <= kFewPanelRows) __builtin_prefetch(line + kFetchWords, 0, 3);
-          words[c] = load_words(line);
-        });
-        each<kHalves>([&](auto half) VN_NOW {
-          ByteCodes codes[C];
-          each<C>([&](auto c) VN_NOW { codes[c] = byte_codes<Kind, half>(words[c]); });
-          each<R>([&](auto r) VN_NOW {
-            int32_t four;
-            std::memcpy(&four, inputs[r] + (word * kHalves + half) * 4, sizeof(four));
-            each<C>([&](auto c) VN_NOW {
-              chains[r * C + c] = dot_bytes(chains[r * C + c], codes[c], four);
+          const Unit<Kind> unit = panel.template unit<Kind, (R <= kFewPanelRows)>(at, first + c);
+          each<kParts>([&](auto part) VN_NOW {
+            const ByteCodes<Kind> codes = byte_codes<Kind, part>(unit);
+            each<R>([&](auto r) VN_NOW {
+              add(std::integral_constant<int, r * C + c>{}, codes,
+                  inputs[r] + (at * kParts + part) * 4);
             });
           });
         });
+      };
+      const int64_t end = std::min(panel.units, (g + 1) * group_units);
+      if constexpr (kShortSteps<Kind> == 0) {
+        for (int64_t at = g * group_units; at < end; ++at) {
+          each_step(at, [&](auto i, const auto& codes, const int8_t* four) VN_NOW {
+            chains[i] = dot_bytes<Kind>(chains[i], codes, four);
+          });
+        }
+      } else if constexpr (kShortSteps<Kind> < kParts) {
+        // Sums of a unit's parts, two and two.
+        for (int64_t at = g * group_units; at < end; ++at) {
+          each_pair_of_parts<Kind, R, C>(panel, inputs, at, first, chains);
+        }
+      } else {
+        for (int64_t at = g * group_units; at < end;) {
+          const int64_t stop = std::min(end, at + kShortSteps<Kind> / kParts);
+          Shorts shorts[R * C];
+          each<R * C>([&](auto i) VN_NOW { shorts[i] = no_shorts(); });
+          for (; at < stop; ++at) {
+            each_step(at, [&](auto i, const auto& codes, const int8_t* four) VN_NOW {
+              shorts[i] = add_short<Kind>(shorts[i], codes, four);
+            });
+          }
+          each<R * C>([&](auto i) VN_NOW { chains[i] = add_shorts(chains[i], shorts[i]); });
+        }
       }
       each<C>([&](auto c) VN_NOW {
         const Vec own = panel.scale(g, first + c);
@@ -347,6 +516,8 @@ inline void dot_byte_panel(const ByteInputs& x, int64_t row, int64_t rows, const
       return run(integral_constant<int, VN_CODE_IQ4>{});
     case VN_CODE_E2M1:
       return run(integral_constant<int, VN_CODE_E2M1>{});
+    case VN_CODE_INT6:
+      return run(integral_constant<int, VN_CODE_INT6>{});
     default:
       return run(integral_constant<int, VN_CODE_INT8>{});
   }

@@ -1,6 +1,6 @@
 // Matrices packed for products: 64 outputs to a panel, outputs in lanes, codes widened in registers.
 //
-//   codes   [panels, words, 64]   a word: 32 bits, the codes of 8 (or 4) inputs of one output
+//   codes   [panels, words, 64]   32 bits each: the codes of 8 (or 4) inputs of one output
 //   scales  [panels, groups, 64]  a group: so many inputs, whole words
 //
 // An output is one lane of one register, and its sum meets the inputs in one order: a chain over
@@ -24,9 +24,8 @@ constexpr int kPanel = 64, kPanelVecs = kPanel / kLanes;
 constexpr int64_t kChain = 256;
 // Rows of inputs whose sums of a panel are kept at a time.
 constexpr int64_t kPanelRows = 96;
-
-template <int Kind>
-constexpr int kWordCodes = Kind == VN_CODE_INT8 ? 4 : 8;
+// So many words on lies what is multiplied next: one stream, of which pages begin unasked.
+constexpr int64_t kFetchWords = 1024;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -46,21 +45,38 @@ inline Vec load_scales(int32_t kind, const void* values, int64_t at) {
   return load(static_cast<const float*>(values) + at);
 }
 
+inline int unit_codes(int32_t kind) {
+  if (kind == VN_CODE_INT6) return kUnitCodes<VN_CODE_INT6>;
+  return kind == VN_CODE_INT8 || kind == VN_CODE_E4M3 ? 4 : 8;
+}
+
 // A panel of a matrix, with what its groups are read by.
 struct PanelView {
   const vn_panels& m;
-  int64_t cols, words, groups, factors, index;
+  int64_t cols, units, words, groups, factors, index;
 
   PanelView(const vn_matrix& matrix, int64_t panel)
       : m(*static_cast<const vn_panels*>(matrix.data)),
         cols(matrix.cols),
-        words(ceil_div(matrix.cols, m.code_kind == VN_CODE_INT8 ? 4 : 8)),
+        units(ceil_div(matrix.cols, unit_codes(m.code_kind))),
+        words(units * (m.code_kind == VN_CODE_INT6 ? kUnitWords<VN_CODE_INT6> : 1)),
         groups(ceil_div(matrix.cols, m.group)),
         factors(ceil_div(groups, m.factor_groups)),
         index(panel) {}
 
   const uint32_t* codes(int64_t word, int vec) const {
     return m.codes + ((index * words + word) * kPanel + vec * kLanes);
+  }
+  // With kFetches asks for what comes later in the stream.
+  template <int Kind, bool kFetches>
+  VN_INLINE Unit<Kind> unit(int64_t at, int vec) const {
+    Unit<Kind> unit;
+    each<kUnitWords<Kind>>([&](auto w) VN_NOW {
+      const uint32_t* line = codes(at * kUnitWords<Kind> + w, vec);
+      if constexpr (kFetches) __builtin_prefetch(line + kFetchWords, 0, 3);
+      unit.words[w] = load_words(line);
+    });
+    return unit;
   }
   Vec scale(int64_t g, int vec) const {
     const Vec own = load_scales(m.scale_kind, m.scales, (index * groups + g) * kPanel + vec * kLanes);
@@ -103,53 +119,41 @@ VN_INLINE void close_chain(const Vec* chain, bool is_first, int first, float* su
   });
 }
 
-// So many bytes on lies what is multiplied next: one stream, of which pages begin unasked.
-constexpr int64_t kFetchWords = 1024;
-
 // sums[r] = x[r] . the outputs of C vectors, decoded in registers: for as many rows as one tile has.
 template <int Kind, bool kHasOffset, int R, int C>
 inline void dot_panel_few(const float* const* x, const PanelView& panel, int first, float* sums) {
-  constexpr int kCodes = kWordCodes<Kind>;
-  const int64_t group_words = panel.m.group / kCodes;
+  constexpr int kCodes = kUnitCodes<Kind>;
+  const int64_t group_units = panel.m.group / kCodes;
   for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
     const int64_t end = std::min(panel.cols, begin + kChain);
     Vec chain[R * C], scales[C], offsets[C];
     each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
-    int64_t word = begin / kCodes, until = word;
+    int64_t at = begin / kCodes, until = at;
     const int64_t last = ceil_div(end, kCodes);
-    for (; word < last; ++word) {
-      if (word == until) {
-        const int64_t g = word / group_words;
+    for (; at < last; ++at) {
+      if (at == until) {
+        const int64_t g = at / group_units;
         load_group<kHasOffset, C>(panel, g, first, scales, offsets);
-        until = (g + 1) * group_words;
+        until = (g + 1) * group_units;
       }
-      Words words[C];
-      each<C>([&](auto c) VN_NOW {
-        const uint32_t* line = panel.codes(word, first + c);
-        __builtin_prefetch(line + kFetchWords, 0, 3);
-        words[c] = load_words(line);
-      });
       const float* inputs[R];
       float padded[R][kCodes];
-      each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + word * kCodes; });
-      if ((word + 1) * kCodes > end) {
+      each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + at * kCodes; });
+      if ((at + 1) * kCodes > end) {
         // Codes beyond the row's end are zero, and so are their inputs.
         each<R>([&](auto r) VN_NOW {
           for (int j = 0; j < kCodes; ++j) {
-            padded[r][j] = word * kCodes + j < end ? inputs[r][j] : 0.0f;
+            padded[r][j] = at * kCodes + j < end ? inputs[r][j] : 0.0f;
           }
           inputs[r] = padded[r];
         });
       }
-      each<kCodes>([&](auto j) VN_NOW {
-        Vec weights[C];
-        each<C>([&](auto c) VN_NOW {
-          weights[c] = weight_of<kHasOffset>(code_of<Kind, j>(words[c]), scales[c], offsets[c]);
-        });
-        each<R>([&](auto r) VN_NOW {
-          const Vec input = fill(inputs[r][j]);
-          each<C>([&](auto c) VN_NOW {
-            chain[r * C + c] = fma(input, weights[c], chain[r * C + c]);
+      each<C>([&](auto c) VN_NOW {
+        const Unit<Kind> unit = panel.template unit<Kind, true>(at, first + c);
+        each<kCodes>([&](auto j) VN_NOW {
+          const Vec weight = weight_of<kHasOffset>(value_of<Kind, j>(unit), scales[c], offsets[c]);
+          each<R>([&](auto r) VN_NOW {
+            chain[r * C + c] = fma(fill(inputs[r][j]), weight, chain[r * C + c]);
           });
         });
       });
@@ -161,21 +165,21 @@ inline void dot_panel_few(const float* const* x, const PanelView& panel, int fir
 // Widens inputs begin .. end - 1 of C vectors: out [end - begin, C, 16].
 template <int Kind, bool kHasOffset, int C>
 inline void decode_panel(const PanelView& panel, int first, int64_t begin, int64_t end, float* out) {
-  constexpr int kCodes = kWordCodes<Kind>;
-  const int64_t group_words = panel.m.group / kCodes;
+  constexpr int kCodes = kUnitCodes<Kind>;
+  const int64_t group_units = panel.m.group / kCodes;
   Vec scales[C], offsets[C];
   int64_t until = -1;
-  for (int64_t word = begin / kCodes; word * kCodes < end; ++word) {
-    if (word >= until) {
-      const int64_t g = word / group_words;
+  for (int64_t at = begin / kCodes; at * kCodes < end; ++at) {
+    if (at >= until) {
+      const int64_t g = at / group_units;
       load_group<kHasOffset, C>(panel, g, first, scales, offsets);
-      until = (g + 1) * group_words;
+      until = (g + 1) * group_units;
     }
     each<C>([&](auto c) VN_NOW {
-      const Words words = load_words(panel.codes(word, first + c));
+      const Unit<Kind> unit = panel.template unit<Kind, false>(at, first + c);
       each<kCodes>([&](auto j) VN_NOW {
-        store(out + ((word * kCodes + j - begin) * C + c) * kLanes,
-              weight_of<kHasOffset>(code_of<Kind, j>(words), scales[c], offsets[c]));
+        store(out + ((at * kCodes + j - begin) * C + c) * kLanes,
+              weight_of<kHasOffset>(value_of<Kind, j>(unit), scales[c], offsets[c]));
       });
     });
   }
@@ -216,7 +220,7 @@ inline void dot_panel_many(const float* const* x, int64_t rows, const PanelView&
                            float* sums) {
   constexpr int C = kPanelTileVecs;
   thread_local Floats widened;
-  widened.resize((kChain + kWordCodes<Kind>)*C * kLanes);
+  widened.resize((kChain + kUnitCodes<Kind>)*C * kLanes);
   for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
     const int64_t end = std::min(panel.cols, begin + kChain);
     for (int first = 0; first < kPanelVecs; first += C) {
@@ -268,6 +272,13 @@ inline void with_panel_kind(const vn_panels& m, Body&& body) {
   if (m.code_kind == VN_CODE_E2M1) {
     return body(integral_constant<int, VN_CODE_E2M1>{}, bool_constant<false>{});
   }
+  if (m.code_kind == VN_CODE_E4M3) {
+    return body(integral_constant<int, VN_CODE_E4M3>{}, bool_constant<false>{});
+  }
+  if (m.code_kind == VN_CODE_INT6) {
+    if (has_offset) return body(integral_constant<int, VN_CODE_INT6>{}, bool_constant<true>{});
+    return body(integral_constant<int, VN_CODE_INT6>{}, bool_constant<false>{});
+  }
   if (has_offset) return body(integral_constant<int, VN_CODE_INT8>{}, bool_constant<true>{});
   body(integral_constant<int, VN_CODE_INT8>{}, bool_constant<false>{});
 }
@@ -306,7 +317,7 @@ inline void decode_panel_row(const vn_matrix& m, int64_t index, float* out) {
   const vn_panels& own = *static_cast<const vn_panels*>(m.data);
   with_panel_kind(own, [&](auto kind, auto has_offset) {
     thread_local Floats widened;
-    widened.resize((kChain + kWordCodes<kind>)*kLanes);
+    widened.resize((kChain + kUnitCodes<kind>)*kLanes);
     const PanelView panel(m, index / kPanel);
     const int vec = static_cast<int>(index % kPanel / kLanes), lane = index % kLanes;
     for (int64_t begin = 0; begin < m.cols; begin += kChain) {

@@ -34,6 +34,14 @@ VN_INLINE void each(Body&& body) {
   call_each(body, std::make_integer_sequence<int, N>{});
 }
 
+// Codes are read by units: so many of one output, in so many words of 32 bits. Sixteen of six bits
+// are three words: two of low nibbles, then one of the pairs of high bits.
+template <int Kind>
+constexpr int kUnitCodes =
+    Kind == VN_CODE_INT8 || Kind == VN_CODE_E4M3 ? 4 : Kind == VN_CODE_INT6 ? 16 : 8;
+template <int Kind>
+constexpr int kUnitWords = Kind == VN_CODE_INT6 ? 3 : 1;
+
 // The value of a four-bit code: minus zero (code 8) is zero.
 inline float widen_e2m1(int code) {
   static constexpr float kValues[16] = {0.0f, 0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
@@ -123,6 +131,11 @@ template <int Kind, int J>
 VN_INLINE Vec code_of(Words w) {
   if constexpr (Kind == VN_CODE_INT8) {
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 24 - 8 * J), 24))};
+  } else if constexpr (Kind == VN_CODE_E4M3) {
+    // Sign, exponent and mantissa where a float has them; its exponent's bias is 120 more.
+    const __m512i bits = _mm512_srai_epi32(_mm512_slli_epi32(w.v, 24 - 8 * J), 4);
+    const __m512i own = _mm512_and_si512(bits, _mm512_set1_epi32(int(0x87f00000u)));
+    return {_mm512_mul_ps(_mm512_castsi512_ps(own), _mm512_set1_ps(0x1p120f))};
   } else if constexpr (Kind == VN_CODE_INT4) {
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 28 - 4 * J), 28))};
   } else if constexpr (Kind == VN_CODE_UINT4) {
@@ -136,6 +149,20 @@ VN_INLINE Vec code_of(Words w) {
                                          -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
     return {_mm512_permutexvar_ps(_mm512_srli_epi32(w.v, 4 * J), values)};
   }
+}
+// Codes of six bits, 32 too high: of a unit's part (the even, then the odd inputs of eight, twice) four
+// to a word, as bytes.
+template <int Part>
+VN_INLINE Words six_bits(Words low, Words high) {
+  const __m512i nibbles = Part % 2 == 0 ? low.v : _mm512_srli_epi32(low.v, 4);
+  const __m512i pairs = Part < 2    ? _mm512_slli_epi32(high.v, 4 - 2 * Part)
+                        : Part == 2 ? high.v
+                                    : _mm512_srli_epi32(high.v, 2);
+  return {_mm512_or_si512(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)),
+                          _mm512_and_si512(pairs, _mm512_set1_epi8(48)))};
+}
+VN_INLINE Words lower_bytes(Words w, int by) {
+  return {_mm512_sub_epi8(w.v, _mm512_set1_epi8(static_cast<char>(by)))};
 }
 inline Vec load_e4m3(const uint8_t* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_half(p)), _mm512_set1_ps(256.0f))};
@@ -210,7 +237,7 @@ VN_INLINE void sum_four(const Vec* v, float* out) {
 
 #elif defined(__AVX2__)
 
-constexpr int kPanelTileRows = 6, kPanelTileVecs = 1, kFewPanelRows = 4, kFewVecs = 2;
+constexpr int kPanelTileRows = 6, kPanelTileVecs = 1, kFewPanelRows = 4, kFewVecs = 4;
 constexpr int kRoundedSums = 4, kFewRoundedRows = 1;
 constexpr int kMixRows = 6, kMixVecs = 1;
 constexpr int kTileRows = 2, kMostRows = 2, kTileSums = 4;
@@ -273,6 +300,11 @@ template <int Kind, int J>
 VN_INLINE __m256 code_of_half(__m256i w) {
   if constexpr (Kind == VN_CODE_INT8) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * J), 24));
+  } else if constexpr (Kind == VN_CODE_E4M3) {
+    // Sign, exponent and mantissa where a float has them; its exponent's bias is 120 more.
+    const __m256i bits = _mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * J), 4);
+    const __m256i own = _mm256_and_si256(bits, _mm256_set1_epi32(int(0x87f00000u)));
+    return _mm256_mul_ps(_mm256_castsi256_ps(own), _mm256_set1_ps(0x1p120f));
   } else if constexpr (Kind == VN_CODE_INT4) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 28 - 4 * J), 28));
   } else if constexpr (Kind == VN_CODE_UINT4) {
@@ -297,6 +329,25 @@ VN_INLINE __m256 code_of_half(__m256i w) {
 template <int Kind, int J>
 VN_INLINE Vec code_of(Words w) {
   return {code_of_half<Kind, J>(w.a), code_of_half<Kind, J>(w.b)};
+}
+// Codes of six bits, 32 too high: of a unit's part (the even, then the odd inputs of eight, twice) four
+// to a word, as bytes.
+template <int Part>
+VN_INLINE __m256i six_bits_of_half(__m256i low, __m256i high) {
+  const __m256i nibbles = Part % 2 == 0 ? low : _mm256_srli_epi32(low, 4);
+  const __m256i pairs = Part < 2    ? _mm256_slli_epi32(high, 4 - 2 * Part)
+                        : Part == 2 ? high
+                                    : _mm256_srli_epi32(high, 2);
+  return _mm256_or_si256(_mm256_and_si256(nibbles, _mm256_set1_epi8(15)),
+                         _mm256_and_si256(pairs, _mm256_set1_epi8(48)));
+}
+template <int Part>
+VN_INLINE Words six_bits(Words low, Words high) {
+  return {six_bits_of_half<Part>(low.a, high.a), six_bits_of_half<Part>(low.b, high.b)};
+}
+VN_INLINE Words lower_bytes(Words w, int by) {
+  const __m256i all = _mm256_set1_epi8(static_cast<char>(by));
+  return {_mm256_sub_epi8(w.a, all), _mm256_sub_epi8(w.b, all)};
 }
 inline Vec load_e4m3(const uint8_t* p) {
   const __m256i halves = e4m3_as_half(p);
@@ -396,6 +447,8 @@ template <int Kind, int J>
 inline float widen_code(uint32_t word) {
   if constexpr (Kind == VN_CODE_INT8) {
     return static_cast<float>(static_cast<int8_t>(word >> 8 * J & 255));
+  } else if constexpr (Kind == VN_CODE_E4M3) {
+    return widen_e4m3(static_cast<uint8_t>(word >> 8 * J));
   } else {
     const int code = word >> 4 * J & 15;
     if constexpr (Kind == VN_CODE_INT4) return static_cast<float>(code < 8 ? code : code - 16);
@@ -408,6 +461,25 @@ template <int Kind, int J>
 inline Vec code_of(const Words& w) {
   constexpr auto widen_one_code = widen_code<Kind, J>;
   VN_EACH_LANE(widen_one_code(w.v[i]));
+}
+// Codes of six bits, 32 too high: of a unit's part (the even, then the odd inputs of eight, twice) four
+// to a word, as bytes.
+template <int Part>
+inline Words six_bits(const Words& low, const Words& high) {
+  Words words;
+  for (int i = 0; i < kLanes; ++i) {
+    const uint32_t nibbles = low.v[i] >> Part % 2 * 4 & 0x0f0f0f0fu;
+    words.v[i] = nibbles | (high.v[i] >> 2 * Part & 0x03030303u) << 4;
+  }
+  return words;
+}
+inline Words lower_bytes(const Words& w, int by) {
+  Words words;
+  for (int i = 0; i < kLanes; ++i) {
+    words.v[i] = 0;
+    for (int at = 0; at < 32; at += 8) words.v[i] |= ((w.v[i] >> at) - by & 255u) << at;
+  }
+  return words;
 }
 inline Vec load_int8(const uint8_t* p) { VN_EACH_LANE(static_cast<float>(static_cast<int8_t>(p[i]))); }
 inline Vec load_e4m3(const uint8_t* p) { VN_EACH_LANE(widen_e4m3(p[i])); }
@@ -450,6 +522,21 @@ VN_INLINE void sum_sixteen(const Vec* v, float* out) {
   sum_eight(v + 8, out + 8);
 }
 #endif
+
+// A unit of codes of sixteen outputs, its words a line of a panel apart.
+template <int Kind>
+struct Unit {
+  Words words[kUnitWords<Kind>];
+};
+template <int Kind, int J>
+VN_INLINE Vec value_of(const Unit<Kind>& unit) {
+  if constexpr (Kind == VN_CODE_INT6) {
+    const Words four = six_bits<J / 8 * 2 + J % 2>(unit.words[J / 8], unit.words[2]);
+    return code_of<VN_CODE_INT8, J % 8 / 2>(lower_bytes(four, 32));
+  } else {
+    return code_of<Kind, J>(unit.words[0]);
+  }
+}
 
 // out[i] = sum of vector i, for any number of them.
 template <int N>

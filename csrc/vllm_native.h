@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 13
+#define VN_ABI_VERSION 14
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -46,13 +46,15 @@ enum vn_kind {
   VN_BF16_PANELS = 6
 };
 
-// Codes of a packed matrix: two's complement, plain, or numbers in a table of 16.
+// Codes of a packed matrix: two's complement, plain, numbers in a table of 16, or floats of eight bits.
 enum vn_code_kind {
   VN_CODE_INT8 = 0,
   VN_CODE_INT4 = 1,
   VN_CODE_UINT4 = 2,
   VN_CODE_IQ4 = 3,
-  VN_CODE_E2M1 = 4
+  VN_CODE_E2M1 = 4,
+  VN_CODE_INT6 = 5,
+  VN_CODE_E4M3 = 6
 };
 // What a product's inputs are rounded to: a property of the matrix. Bytes: multiples of a 127th of the
 // largest of a row, or of a row's group.
@@ -73,7 +75,10 @@ enum vn_scale_kind {
 // G = ceil(cols / group) groups, F = ceil(G / factor_groups).
 //   weight = code * scale + offset
 typedef struct {
-  const uint32_t* codes;  // [P, words, 64]; a word: 8 inputs of one output (of bytes 4), lowest first
+  // [P, words, 64]; a word: 8 inputs of one output (of bytes 4), lowest first. INT6: 16 inputs are three
+  // words, two of low nibbles and one of high pairs: byte b holds, from its lowest bits, those of
+  // inputs 2b, 2b + 1, 8 + 2b, 9 + 2b; codes are lifted by 32.
+  const uint32_t* codes;
   const void* scales;     // [P, G, 64] of scale_kind
   const uint16_t* scale_factors;   // fp16 [P, F, 64]: scales are multiplied by it; or null
   const void* offsets;             // [P, G, 64] of offset_kind, or null. INT8 without factors: zero

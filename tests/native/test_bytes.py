@@ -12,6 +12,7 @@ from vllm.model_executor.layers.quantization.storages import PlainRows, StackedR
 from vllm.v1.attention.ops.stored import CodeKind, Inputs
 from vllm.v1.attention.ops.stored_products import stored_linear
 
+BYTE_CASES = [case for case in CASES if case[0] != "e4m3"]
 FORMS: list[Inputs] = ["bytes by row", "bytes by group"]
 
 
@@ -39,7 +40,7 @@ def find_largest(source: PackedRows) -> float:
     rows=st.integers(1, 300),
     width=st.sampled_from([1, 8, 31, 256, 264, 515]),
     group=st.sampled_from([16, 32, 128, 1024]),
-    case=st.sampled_from(CASES),
+    case=st.sampled_from(BYTE_CASES),
     inputs=st.sampled_from(FORMS),
     is_ordered=st.booleans(),
     threads=st.integers(1, 3),
@@ -70,7 +71,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_build(
 
 @pytest.mark.parametrize("inputs", FORMS)
 def test_every_code_meets_every_place_of_a_word(inputs: Inputs) -> None:
-    for kind in ("int8", "int4", "uint4", "iq4", "e2m1"):
+    for kind in ("int8", "int4", "uint4", "iq4", "e2m1", "int6"):
         source = rounding(make_packed(kind, 64, 48, 16, "f32", "none"), inputs)
         if kind == "uint4":
             source = rounding(make_packed(kind, 64, 48, 16, "f32", "f32"), inputs)

@@ -11,7 +11,9 @@ from vllm.model_executor.layers.quantization.panels import (
     CodedRows,
     GroupValues,
     PackedRows,
-    codes_per_word,
+    pack_bytes,
+    pack_nibbles,
+    pack_six_bits,
 )
 from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
 from vllm.native.tensors import TensorBinder
@@ -37,12 +39,12 @@ def make_packed(
 ) -> PackedRows:
     """Returns random codes under random scales."""
     generator = torch.Generator().manual_seed(seed)
-    num_words = -(-width // codes_per_word(kind))
-    words = torch.randint(-(2**31), 2**31, (rows, num_words), generator=generator).int()
-    rest = num_words * codes_per_word(kind) - width
-    if rest:
-        # What pads a word is zero, as packing leaves it.
-        words[:, -1] &= (1 << (32 - rest * (8 if kind == "int8" else 4))) - 1
+    bits = {"int8": 8, "e4m3": 8, "int6": 6}.get(kind, 4)
+    codes = torch.randint(0, 2**bits, (rows, width), generator=generator).byte()
+    if kind == "e4m3":
+        codes[codes & 127 == 127] = 0  # no numbers
+    pack = {4: pack_nibbles, 6: pack_six_bits, 8: pack_bytes}[bits]
+    words = pack(codes)
     num_groups = -(-width // group)
 
     def draw(kind: str) -> GroupValues:
@@ -107,6 +109,9 @@ CASES: list[tuple[CodeKind, str, str]] = [
     ("int8", "k", "none"),
     ("int8", "f16", "f16"),
     ("int8", "f16", "zeros"),
+    ("int6", "k", "none"),
+    ("int6", "f16", "f16"),
+    ("e4m3", "f32", "none"),
 ]
 
 
@@ -115,7 +120,7 @@ CASES: list[tuple[CodeKind, str, str]] = [
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_every_form_has_the_one_order_of_sums(build: str, case: tuple[CodeKind, str, str]) -> None:
     kind, scales, offsets = case
-    for width, group, rows, is_ordered in ((600, 32, 70, False), (100, 104, 130, True)):
+    for width, group, rows, is_ordered in ((600, 32, 70, False), (100, 112, 130, True)):
         source = make_packed(
             kind, rows, width, group, scales, offsets, is_ordered=is_ordered, seed=width
         )

@@ -18,11 +18,12 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.code_layouts import (
     read_awq_words,
     read_compressed_words,
+    read_fp8_codes,
     read_gptq_words,
     read_int8_codes,
 )
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows
+from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.packed_shards import PackedShards, refuse_cut_codes
@@ -251,8 +252,20 @@ class PackedWeights(MatrixStorages):
             scale_shape = shard.cut_shape(scale.shape)
             grid = (scale_shape[0], scale_shape[1])
         block = (block_rows, block_columns)
-        scales = torch.empty(grid, dtype=torch.float32, device=device)
-        return Fp8Blocks(rows, columns, block, scales, (suffix, scale_shape))
+        cuts_words = grid[1] > 1 and block_columns % unit_of("e4m3").num_codes
+        if cuts_words or device.type != "cpu":
+            scales = torch.empty(grid, dtype=torch.float32, device=device)
+            return Fp8Blocks(rows, columns, block, scales, (suffix, scale_shape))
+        raw = {
+            ".weight": torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=device),
+            suffix: torch.empty(scale_shape, dtype=torch.float32, device=device),
+        }
+
+        def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+            codes = raw[".weight"].view(torch.uint8)
+            return read_fp8_codes(name, codes, raw[suffix].view(grid), block)
+
+        return PackingStorage(rows, columns, raw, convert)
 
 
 class _RawTensors:

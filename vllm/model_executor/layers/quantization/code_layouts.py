@@ -16,9 +16,9 @@ from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT8,
     CodedRows,
     GroupValues,
-    codes_per_word,
     pack_bytes,
     pack_nibbles,
+    unit_of,
     unpack_nibbles,
     view_as,
 )
@@ -27,6 +27,7 @@ from vllm.v1.attention.ops.stored import CodeKind
 # Which output of eight each nibble of an AWQ word is.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _KINDS: dict[int, CodeKind] = {4: "int4", 8: "int8"}
+_E4M3_NAN = 0x7F
 _SIGN_BITS = {4: SIGN_BITS_INT4, 8: SIGN_BITS_INT8}
 
 
@@ -122,6 +123,31 @@ def read_int8_codes(codes: torch.Tensor, scales: torch.Tensor, group: int) -> Co
     return _join(pack_bytes(codes), scales, None, 8, group, codes.shape[1], None)
 
 
+def read_fp8_codes(
+    name: str, codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]
+) -> CodedRows:
+    """Read e4m3 codes under one scale per block.
+
+    Args:
+        name: The matrix's published name, for messages.
+        codes: uint8 [out, in].
+        scales: fp32 [row blocks, column blocks].
+        block: Rows and columns of a block; columns in whole words unless one block has them all.
+
+    Raises:
+        CheckpointError: A code is no number.
+    """
+    if ((codes & _E4M3_NAN) == _E4M3_NAN).any():
+        raise CheckpointError(
+            f"{name}.weight holds NaN (an FP8 byte 0x7f or 0xff): download it again."
+        )
+    rows, columns = codes.shape
+    unit = unit_of("e4m3")
+    group = block[1] if scales.shape[1] > 1 else unit.count(columns) * unit.num_codes
+    own = GroupValues(scales.repeat_interleave(block[0], 0)[:rows])
+    return CodedRows("e4m3", pack_bytes(codes), columns, group, own)
+
+
 def _unpack_awq(words: torch.Tensor) -> torch.Tensor:
     nibbles = unpack_words(words, 4).view(len(words), -1, 8)
     codes = torch.empty_like(nibbles)
@@ -162,8 +188,8 @@ def _join(
         codes = ((codes ^ 8) - 8) - _spread_zeros(zeros, group or num_columns, num_columns)
         kind, words, zeros = "int8", pack_bytes(codes), None
     offsets = None if zeros is None else GroupValues(zeros.to(torch.int8))
-    per_word = codes_per_word(kind)
-    whole = -(-num_columns // per_word) * per_word
+    unit = unit_of(kind)
+    whole = unit.count(num_columns) * unit.num_codes
     return CodedRows(kind, words, num_columns, group or whole, GroupValues(scales), offsets, order)
 
 

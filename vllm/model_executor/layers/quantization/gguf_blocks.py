@@ -23,10 +23,12 @@ import torch
 
 from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
+    SIX_BIT_LIFT,
     CodedRows,
     GroupValues,
     pack_bytes,
     pack_nibbles,
+    pack_six_bits,
     view_as,
 )
 
@@ -61,6 +63,11 @@ def _in_rows(
     width = flat.shape[1]
     if kind == "int8":
         return CodedRows("int8", pack_bytes(flat), width, group, scales, offsets)
+    if kind == "int6" and flat.device.type != "cpu":
+        own = pack_bytes(flat.to(torch.int8) - SIX_BIT_LIFT)
+        return CodedRows("int8", own, width, group, scales, offsets)
+    if kind == "int6":
+        return CodedRows("int6", pack_six_bits(flat), width, group, scales, offsets)
     words = pack_nibbles(flat)
     if kind == "int4":
         return CodedRows("int4", words ^ SIGN_BITS_INT4, width, group, scales, offsets)
@@ -91,14 +98,15 @@ def _fifth_bits(stored: torch.Tensor) -> torch.Tensor:
 
 
 def _read_q5_0(blocks: torch.Tensor) -> CodedRows:
-    codes = (_split(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])).to(torch.int8) - 16
-    return _in_rows(codes, GroupValues(_halves(blocks, 0)), None, "int8", 32)
+    codes = _split(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
+    scales = GroupValues(_halves(blocks, 0))
+    return _in_rows(codes + (SIX_BIT_LIFT - 16), scales, None, "int6", 32)
 
 
 def _read_q5_1(blocks: torch.Tensor) -> CodedRows:
     codes = _split(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
     scales, offsets = GroupValues(_halves(blocks, 0)), GroupValues(_halves(blocks, 2))
-    return _in_rows(codes, scales, offsets, "int8", 32)
+    return _in_rows(codes + SIX_BIT_LIFT, scales, offsets, "int6", 32)
 
 
 def _six_bits(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +142,7 @@ def _read_q5_k(blocks: torch.Tensor) -> CodedRows:
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
     high = ((blocks[..., None, 16:48] >> shifts) & 1) << 4
     codes = (_runs(blocks[..., 48:]) | high).flatten(2)
-    return _in_rows(codes, *_k_numbers(blocks), "int8", 32)
+    return _in_rows(codes + SIX_BIT_LIFT, *_k_numbers(blocks), "int6", 32)
 
 
 def _read_q6_k(blocks: torch.Tensor) -> CodedRows:
@@ -146,9 +154,9 @@ def _read_q6_k(blocks: torch.Tensor) -> CodedRows:
                                low[..., 32:] >> 4], -2)  # fmt: skip
         pairs = torch.stack([(high >> 2 * run) & 3 for run in range(4)], -2)
         halves.append((nibbles | (pairs << 4)).flatten(-2))
-    codes = torch.cat(halves, -1).to(torch.int8) - 32
     scales = view_as(blocks[..., 192:208].contiguous(), torch.int8).flatten(1)
-    return _in_rows(codes, GroupValues(scales, _halves(blocks, 208), 16), None, "int8", 16)
+    numbers = GroupValues(scales, _halves(blocks, 208), 16)
+    return _in_rows(torch.cat(halves, -1), numbers, None, "int6", 16)
 
 
 def _read_iq4_nl(blocks: torch.Tensor) -> CodedRows:

@@ -55,7 +55,7 @@ class PackingStorage:
         """See ``RowSource``."""
         return (self,)
 
-    def find_stack(self) -> PanelStack:
+    def find_stack(self) -> PanelStack | None:
         """See ``RowSource``."""
         return self.packed.find_stack()
 

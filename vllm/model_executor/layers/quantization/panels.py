@@ -3,7 +3,8 @@
     weight = code * scale + offset
 
 Outputs lie in lanes, 64 to a panel; the codes of eight inputs (four, of bytes) of one output are a
-word of 32 bits, the first input lowest. Scales and offsets are those of a group of inputs:
+word of 32 bits, the first input lowest; sixteen of six bits are three words (``pack_six_bits``).
+Scales and offsets are those of a group of inputs:
 
     codes   int32 [panels, words, 64]
     scales        [panels, groups, 64]
@@ -44,6 +45,8 @@ SIGN_BITS_INT4 = -0x77777778
 """0x88888888: turns words of 0 to 15 into words of -8 to 7."""
 SIGN_BITS_INT8 = -0x7F7F7F80
 """0x80808080: turns words of 0 to 255 into words of -128 to 127."""
+SIX_BIT_LIFT = 32
+"""What is added to codes of six bits where they are kept."""
 _E8M0_NAN = 255
 _MOST_BYTE_INPUTS = 1 << 17
 # A sum of so many products of bytes is a whole number of 32 bits.
@@ -51,9 +54,30 @@ _LEAST_PEAK = 1e-30
 _BYTE_MAX = 127
 
 
-def codes_per_word(kind: CodeKind) -> int:
-    """Return how many codes a word of 32 bits holds."""
-    return 4 if kind == "int8" else 8
+@dataclass(frozen=True, slots=True)
+class CodeUnit:
+    """So many codes of one output, in so many words of 32 bits."""
+
+    num_codes: int
+    num_words: int = 1
+
+    def count(self, num_columns: int) -> int:
+        """Return how many units hold so many codes."""
+        return -(-num_columns // self.num_codes)
+
+
+# On accelerators such matrices are kept in other forms.
+_CPU_KINDS: frozenset[CodeKind] = frozenset({"int6", "e4m3"})
+_UNITS: dict[CodeKind, CodeUnit] = {
+    "int8": CodeUnit(4),
+    "e4m3": CodeUnit(4),
+    "int6": CodeUnit(16, 3),
+}
+
+
+def unit_of(kind: CodeKind) -> CodeUnit:
+    """Return the unit by which codes of a kind are packed."""
+    return _UNITS.get(kind, CodeUnit(8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +173,19 @@ class PackedRows:
     """
 
     def __init__(self, rows: CodedRows, name: str, inputs: Inputs = "whole") -> None:
-        per_word = codes_per_word(rows.kind)
+        unit = unit_of(rows.kind)
         self.kind = rows.kind
         self.num_rows, self.num_columns = rows.words.shape[0], rows.num_columns
-        num_words = -(-rows.num_columns // per_word)
+        num_units = unit.count(rows.num_columns)
         # One group of all inputs ends where the padding does.
-        self.group = min(rows.group, num_words * per_word)
-        if rows.words.shape[1] != num_words or self.group % per_word:
+        self.group = min(rows.group, num_units * unit.num_codes)
+        if rows.words.shape[1] != num_units * unit.num_words or self.group % unit.num_codes:
             raise InvariantError(
-                f"{name}: {rows.words.shape[1]} words of {per_word} codes and groups of "
+                f"{name}: {rows.words.shape[1]} words of {rows.kind} codes and groups of "
                 f"{rows.group} for {rows.num_columns} inputs"
             )
-        self.inputs: Inputs = inputs if self.group <= _MOST_BYTE_INPUTS else "whole"
+        takes_bytes = rows.kind != "e4m3" and self.group <= _MOST_BYTE_INPUTS
+        self.inputs: Inputs = inputs if takes_bytes else "whole"
         for part, what in ((rows.scales, "scale"), (rows.offsets, "offset")):
             if part is not None:
                 _check_numbers(name, what, part)
@@ -196,8 +221,10 @@ class PackedRows:
         """See ``RowSource``."""
         return (self,)
 
-    def find_stack(self) -> PanelStack:
+    def find_stack(self) -> PanelStack | None:
         """See ``RowSource``."""
+        if self.kind in _CPU_KINDS:
+            return None
         offsets = self.offsets
         return PanelStack(
             kind=self.kind,
@@ -269,9 +296,13 @@ def pack_panels(rows: torch.Tensor) -> torch.Tensor:
 
 
 def widen_words(words: torch.Tensor, kind: CodeKind) -> torch.Tensor:
-    """Return the fp32 values [rows, n * codes of a word] of words [rows, n]."""
+    """Return the fp32 values [rows, codes] of words [rows, n], whole units."""
     if kind == "int8":
         return view_as(words, torch.int8).float()
+    if kind == "e4m3":
+        return view_as(words, torch.float8_e4m3fn).float()
+    if kind == "int6":
+        return _unpack_six_bits(words).float() - SIX_BIT_LIFT
     table = torch.tensor(_TABLES[kind], device=words.device)
     return table[unpack_nibbles(view_as(words, torch.uint8)).int()]
 
@@ -285,6 +316,29 @@ def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
     """Return words int32 [rows, ceil(n / 8)] of codes 0 to 15, uint8 [rows, n]."""
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 8))
     return view_as(padded[:, ::2] | (padded[:, 1::2] << 4), torch.int32)
+
+
+def pack_six_bits(codes: torch.Tensor) -> torch.Tensor:
+    """Return words int32 [rows, 3 * ceil(n / 16)] of codes 0 to 63, uint8 [rows, n]: values + 32.
+
+    Of sixteen codes the low nibbles are two words, as of four bits. Byte b of the third holds, from
+    its lowest bits, the high pairs of codes 2b, 2b + 1, 8 + 2b and 9 + 2b.
+    """
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 16))
+    low = pack_nibbles(padded & 15).view(len(codes), -1, 2)
+    pairs = (padded >> 4).view(len(codes), -1, 2, 4, 2)
+    high = pairs[:, :, 0, :, 0] | (pairs[:, :, 0, :, 1] << 2)
+    high |= (pairs[:, :, 1, :, 0] << 4) | (pairs[:, :, 1, :, 1] << 6)
+    return torch.cat([low, view_as(high, torch.int32)], 2).flatten(1)
+
+
+def _unpack_six_bits(words: torch.Tensor) -> torch.Tensor:
+    """Returns codes 0 to 63, uint8 [rows, 16 * n], of words [rows, 3 * n]."""
+    stored = view_as(words, torch.uint8).view(len(words), -1, 12)
+    high = stored[..., 8:, None]
+    halves = [high >> shift & 3 for shift in (0, 2, 4, 6)]
+    pairs = torch.cat([torch.cat(halves[:2], -1), torch.cat(halves[2:], -1)], 2).flatten(2)
+    return (unpack_nibbles(stored[..., :8]) | (pairs << 4)).flatten(1)
 
 
 def pack_bytes(codes: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,8 @@ def stack_packed(sources: Sequence[RowSource | None], num_matrices: int) -> Pane
         num_matrices: Matrices of the stack.
 
     Returns:
-        None, with nothing moved: they are not packed, not alike, or a panel would be of two.
+        None, with nothing moved: they are not packed, not alike or not as kernels take them, or a
+        panel would be of two.
 
     Mutates: the sources, whose values lie in the stack from now on.
     """
@@ -26,7 +27,8 @@ def stack_packed(sources: Sequence[RowSource | None], num_matrices: int) -> Pane
     if not rows or len(rows) < len(sources) or any(not _are_alike(rows[0], own) for own in rows):
         return None
     joined = len(rows) // num_matrices
-    if joined > 1 and rows[0].num_rows % PANEL:
+    first = rows[0].find_stack()
+    if first is None or (joined > 1 and rows[0].num_rows % PANEL):
         return None
     codes = torch.cat([own.codes for own in rows])
     scales = _join([own.scales for own in rows])
@@ -38,7 +40,7 @@ def stack_packed(sources: Sequence[RowSource | None], num_matrices: int) -> Pane
         own.scales = _take(scales, index, count)
         own.offsets = None if shifts is None else _take(shifts, index, count)
     return replace(
-        rows[0].find_stack(),
+        first,
         codes=codes,
         scales=scales.in_panels(),
         offsets=None if shifts is None else shifts.in_panels(),

@@ -6,8 +6,9 @@ from typing import Literal, Protocol
 
 import torch
 
-CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1"]
-"""Two's complement in eight and four bits, 0 to 15, and numbers in two tables of 16 values."""
+CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1", "int6", "e4m3"]
+"""Two's complement in eight and four bits, 0 to 15, numbers in two tables of 16 values, -32 to 31,
+and floats of eight bits."""
 
 Inputs = Literal["whole", "bytes by row", "bytes by group"]
 """What a product's inputs are rounded to, a property of the matrix: nothing, or 255 steps of the
