@@ -49,6 +49,8 @@ struct Build {
   void (*decoder_settle)(ThreadPool&, Workspace&, const vn_decoder_model&, const vn_step&);
   void (*sample)(ThreadPool&, float* logits, int64_t vocab_size, const vn_draws&,
                  int64_t* token_ids);
+  void (*forbid)(ThreadPool&, float* logits, int64_t vocab_size, const int64_t* rows,
+                 const uint32_t* masks, int64_t num_masks);
   void (*matmul)(ThreadPool&, const vn_matrix&, const float* x, int64_t num_rows, float* output);
   void (*gated_delta)(ThreadPool&, const vn_delta_scan&);
 };

@@ -1,4 +1,4 @@
-// From logits to tokens: temperature, min-p, top-k and top-p narrow a row's choice, and one uniform
+// From logits to tokens: what masks forbid; temperature, min-p, top-k and top-p narrow a row's choice, and one uniform
 // number picks by inverting the cumulative distribution over the vocabulary. What the torch path
 // computes (vllm/v1/sample/), in a handful of passes over the row and none that sorts it.
 #pragma once
@@ -203,6 +203,30 @@ void sample(ThreadPool& pool, float* logits, int64_t vocab_size, const vn_draws&
   pool.run(draws.num_draws, [&](int64_t index) {
     token_ids[index] =
         sample_row(logits + draws.rows[index] * vocab_size, vocab_size, draws, index);
+  });
+}
+
+// Most words of a mask allow all of their 32 tokens, or none.
+inline void forbid_in_row(float* row, int64_t count, const uint32_t* mask) {
+  constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+  for (int64_t begin = 0; begin < count; begin += 32, ++mask) {
+    const uint32_t word = *mask;
+    if (word == ~0u) continue;
+    float* tokens = row + begin;
+    const int64_t width = std::min<int64_t>(32, count - begin);
+    if (word == 0) {
+      std::fill(tokens, tokens + width, kForbidden);
+    } else {
+      for (int64_t i = 0; i < width; ++i) tokens[i] = word >> i & 1 ? tokens[i] : kForbidden;
+    }
+  }
+}
+
+void forbid(ThreadPool& pool, float* logits, int64_t vocab_size, const int64_t* rows,
+            const uint32_t* masks, int64_t num_masks) {
+  const int64_t num_words = (vocab_size + 31) / 32;
+  pool.run(num_masks, [&](int64_t index) {
+    forbid_in_row(logits + rows[index] * vocab_size, vocab_size, masks + index * num_words);
   });
 }
 

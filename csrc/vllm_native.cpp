@@ -345,6 +345,20 @@ int32_t vn_sample(vn_context* context, float* logits, int64_t num_rows, int64_t 
   });
 }
 
+int32_t vn_forbid(vn_context* context, float* logits, int64_t num_rows, int64_t vocab_size,
+                  const int64_t* rows, const uint32_t* masks, int64_t num_masks) {
+  return guarded(context, [&] {
+    check(vocab_size > 0, "a vocabulary is empty");
+    for (int64_t i = 0; i < num_masks; ++i) {
+      check(rows[i] > (i == 0 ? -1 : rows[i - 1]) && rows[i] < num_rows, [&] {
+        return "mask " + std::to_string(i) + " is of row " + std::to_string(rows[i]) + " of " +
+               std::to_string(num_rows) + ", or its row does not follow the one before";
+      });
+    }
+    context->build.forbid(context->pool, logits, vocab_size, rows, masks, num_masks);
+  });
+}
+
 int32_t vn_matmul(vn_context* context, const vn_matrix* matrix, const float* x, int64_t num_rows,
                   float* output) {
   return guarded(context,

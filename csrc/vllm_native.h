@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 14
+#define VN_ABI_VERSION 15
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -407,6 +407,10 @@ VN_API int32_t vn_decoder_settle(vn_context*, const vn_decoder_model*, const vn_
 // draw. A row that holds no finite logit, or a NaN, gives the vocabulary's last token.
 VN_API int32_t vn_sample(vn_context*, float* logits, int64_t num_rows, int64_t vocab_size,
                          const vn_draws*, int64_t* token_ids);
+// Sets to -infinity what masks forbid in rows of logits [num_rows, vocab]. rows: one per mask, each at
+// most once. masks [num_masks, ceil(vocab / 32)]: bit b of word w allows token 32 w + b.
+VN_API int32_t vn_forbid(vn_context*, float* logits, int64_t num_rows, int64_t vocab_size,
+                         const int64_t* rows, const uint32_t* masks, int64_t num_masks);
 // output [T, rows] = x [T, cols] * matrix^T, for tests and measurements.
 VN_API int32_t vn_matmul(vn_context*, const vn_matrix*, const float* x, int64_t num_rows, float* output);
 VN_API int32_t vn_gated_delta(vn_context*, const vn_delta_scan*);

@@ -20,12 +20,14 @@ from vllm.v1.attention.ops.triton.registry import get_triton_op
 
 pytestmark = pytest.mark.slow
 
+# Codes of six bits and FP8 panels are kept by CPUs alone.
+DEVICE_CASES = [case for case in CASES if case[0] not in ("int6", "e4m3")]
 FORMS: list[Inputs] = ["whole", "bytes by row", "bytes by group"]
 linear, grouped_linear = get_triton_op("stored_linear"), get_triton_op("stored_grouped_linear")
 read_rows = get_triton_op("read_stored_rows")
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", DEVICE_CASES, ids="-".join)
 def test_every_code_is_decoded_exactly(case: tuple[CodeKind, str, str]) -> None:
     kind, scales, offsets = case
     for width, group, is_ordered in ((264, 32, False), (100, 104, True)):
@@ -45,7 +47,7 @@ def test_every_code_is_decoded_exactly(case: tuple[CodeKind, str, str]) -> None:
     rows=st.integers(1, 140),
     width=st.sampled_from([1, 8, 31, 256, 264, 300]),
     group=st.sampled_from([8, 16, 32, 104, 128, 1024]),
-    case=st.sampled_from(CASES),
+    case=st.sampled_from(DEVICE_CASES),
     inputs=st.sampled_from(FORMS),
     is_ordered=st.booleans(),
 )

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from tests.native.test_library import builds, make_context
 from vllm.exceptions import InvariantError
 from vllm.native.library import NativeContext
-from vllm.native.sampling import draw_tokens
+from vllm.native.sampling import draw_tokens, forbid_tokens
 from vllm.native.structs import Draws
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.counter_rng import make_key
+from vllm.v1.sample.edits import RowMask
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import SamplerOutput, find_highest, sample
 
@@ -194,3 +195,26 @@ def test_rows_out_of_order_are_refused(rows: list[int]) -> None:
     draws = Draws(2, at.ctypes.data, one, one, k.ctypes.data, one, half.ctypes.data)
     with pytest.raises(InvariantError, match="of row"):
         make_context(1).sample(torch.zeros(2, 5), draws, torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("build", builds())
+@pytest.mark.parametrize("vocab_size", [1, 31, 64, 75, 2048])
+def test_masks_forbid_what_torch_does(build: str, vocab_size: int) -> None:
+    rng = np.random.default_rng(vocab_size)
+    rows = np.array([1, 2, 4, 5])
+    num_words = -(-vocab_size // 32)
+    bits = rng.integers(-(2**31), 2**31, (4, num_words)).astype(np.int32)
+    bits[0], bits[1] = -1, 0
+    bits[1, num_words // 2] = 1
+    logits = torch.randn(7, vocab_size)
+    expected = logits.clone()
+    RowMask.from_bits(rows, bits, vocab_size, torch.device("cpu")).apply(expected)
+    forbid_tokens(make_context(2, build), logits, rows, bits)
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("rows", [[-1], [3], [1, 1], [2, 1]])
+def test_masks_of_wrong_rows_are_refused(rows: list[int]) -> None:
+    bits = np.zeros((len(rows), 2), dtype=np.int32)
+    with pytest.raises(InvariantError, match="is of row"):
+        forbid_tokens(make_context(1), torch.zeros(3, 40), np.array(rows), bits)

@@ -116,6 +116,24 @@ class NativeContext:
             address_of(token_ids, torch.int64, draws.num_draws),
         )
 
+    def forbid(self, logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+        """Sets to -infinity what masks int32 [N, ceil(V / 32)] forbid in rows of logits [R, V].
+
+        Raises:
+            InvariantError: ``rows``, int64 [N], are out of range or do not rise.
+        """
+        num_rows, vocab_size = logits.shape
+        num_masks = len(rows)
+        self._call(
+            self._library.vn_forbid,
+            _address(logits, num_rows, vocab_size),
+            num_rows,
+            vocab_size,
+            address_of(rows, torch.int64, num_masks),
+            address_of(masks, torch.int32, num_masks, -(-vocab_size // 32)),
+            num_masks,
+        )
+
     def gated_delta(
         self,
         queries: torch.Tensor,

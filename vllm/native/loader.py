@@ -98,5 +98,6 @@ def _declare(library: ctypes.CDLL) -> None:
     library.vn_decoder_settle.argtypes = [c_void_p, decoder, step]
     library.vn_gated_delta.argtypes = [c_void_p, POINTER(DeltaScan)]
     library.vn_sample.argtypes = [c_void_p, data, c_int64, c_int64, POINTER(Draws), data]
+    library.vn_forbid.argtypes = [c_void_p, data, c_int64, c_int64, data, data, c_int64]
     library.vn_matmul.argtypes = [c_void_p, POINTER(Matrix), data, c_int64, data]
     library.vn_hash_blocks.argtypes = [c_char_p, c_char_p, c_int64, c_int32, c_char_p]

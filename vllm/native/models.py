@@ -15,7 +15,7 @@ from vllm.native.decoder import NativeDecoder, can_run_decoder
 from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
 from vllm.native.library import NativeContext
 from vllm.native.loader import load_library, open_library
-from vllm.native.sampling import draw_tokens
+from vllm.native.sampling import draw_tokens, forbid_tokens
 from vllm.native.step_tables import build_native_tables
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.step_model import StepModel
@@ -51,13 +51,13 @@ def make_native_model(
     assert library is not None, "_find_obstacle looked"
     context = NativeContext(library, num_threads)
     logger.info("native kernels: %s build, %d threads", context.vector_build, num_threads)
-    draw = partial(draw_tokens, context)
+    draw, forbid = partial(draw_tokens, context), partial(forbid_tokens, context)
     if isinstance(model, DeepseekV4ForCausalLM):
         own = NativeDeepseekV4(model, layout, kv_caches, context, releases=releases)
-        return StepModel(own, build_native_tables, draw)
+        return StepModel(own, build_native_tables, draw, forbid_tokens=forbid)
     decoder = NativeDecoder(model, layout, kv_caches, context, releases=releases)
     settle = decoder.settle_drafts if model.config.recurrences else None
-    return StepModel(decoder, build_native_tables, draw, settle)
+    return StepModel(decoder, build_native_tables, draw, settle, forbid)
 
 
 def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:

@@ -1,4 +1,4 @@
-"""Drawing tokens from a batch's logits in one native call."""
+"""What a batch's logits forbid, and drawing tokens from them, each in one native call."""
 
 import numpy as np
 import torch
@@ -6,6 +6,17 @@ import torch
 from vllm.native.library import NativeContext
 from vllm.native.structs import Draws
 from vllm.v1.sample.metadata import RandomRows
+
+
+def forbid_tokens(
+    context: NativeContext, logits: torch.Tensor, rows: np.ndarray, bits: np.ndarray
+) -> None:
+    """Rule out what masks do; see ``edits.ForbidTokens``.
+
+    Raises:
+        InvariantError: A row is out of range.
+    """
+    context.forbid(logits, torch.from_numpy(rows), torch.from_numpy(bits))
 
 
 def draw_tokens(

@@ -33,12 +33,14 @@ class StepModel:
         draw_tokens: A ``sampler.DrawTokens``; None: torch draws from its logits.
         settle_drafts: Told a step's requests, and how many drafts of each stand, before the next
             step; None: nothing that the model stores depends on it.
+        forbid_tokens: An ``edits.ForbidTokens``; None: torch applies masks.
     """
 
     model: Any
     build_metadata: TablesBuilder
     draw_tokens: Callable[[torch.Tensor, Any, np.ndarray], torch.Tensor] | None = None
     settle_drafts: SettlesDrafts | None = None
+    forbid_tokens: Callable[[torch.Tensor, np.ndarray, np.ndarray], None] | None = None
 
 
 def make_torch_step_model(

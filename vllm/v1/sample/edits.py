@@ -4,9 +4,9 @@ The order: what the grammar, allowed tokens, bad words and ``min_tokens`` forbid
 penalties; last, tokens forced by a thinking budget. What is forbidden is at -inf and stays there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 import torch
@@ -147,6 +147,43 @@ class RowMask:
         logits[self.rows] = torch.where(is_dead, self.bounds.clamp(max=0.0), own)
 
 
+# (logits fp32 [R, V], rows int64 [N], bits int32 [N, ceil(V / 32)]) -> None: sets to -inf what the
+# bits forbid. Rows rise; bit b of word w allows token 32 w + b.
+ForbidTokens = Callable[[torch.Tensor, np.ndarray, np.ndarray], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMask:
+    """As ``RowMask``, its bits left as they are for one who reads them so.
+
+    Attributes:
+        rows: int64 ``[N]``.
+        bits: int32 ``[N, ceil(V / 32)]``.
+        forbid: Applies them.
+        unpack: Makes a ``RowMask`` of them, for the rare batch whose rules leave a row nothing.
+    """
+
+    rows: np.ndarray
+    bits: np.ndarray
+    forbid: ForbidTokens
+    unpack: Callable[[], RowMask]
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Mutates: ``logits`` ``[R, V]``."""
+        self.forbid(logits, self.rows, self.bits)
+
+    def revive(self, logits: torch.Tensor) -> None:
+        """As ``RowMask.revive``."""
+        self.unpack().revive(logits)
+
+    def revive_unseen(self, logits: torch.Tensor) -> None:
+        """As ``RowMask.revive_unseen``."""
+        self.unpack().revive_unseen(logits)
+
+
+GrammarRows: TypeAlias = RowMask | PackedMask
+
+
 @dataclass(frozen=True, slots=True)
 class FixedEdits:
     """Edits that stay the same while the batch does; None: no row asks.
@@ -241,7 +278,7 @@ class StepEdits:
         forced: The only token a row may yield.
     """
 
-    grammar: RowMask | None
+    grammar: GrammarRows | None
     banned: Cells | None
     penalties: Penalties | None
     forced: Cells | None
@@ -250,7 +287,7 @@ class StepEdits:
     def build(
         cls,
         rows: Sequence[tuple[int, RowHistory, SamplingParams]],
-        grammar: RowMask | None,
+        grammar: GrammarRows | None,
         device: torch.device,
     ) -> Self | None:
         """Lay out a step's rows with a history; None when nothing is to be done."""
@@ -293,7 +330,7 @@ def apply_edits(
     """
     fixed = fixed or _NOTHING_FIXED
     step = step or _NOTHING_NEW
-    masks = [mask for mask in (fixed.allowed, step.grammar) if mask is not None]
+    masks: list[GrammarRows] = [m for m in (fixed.allowed, step.grammar) if m is not None]
     for mask in masks:
         mask.apply(logits)
     forbidden = [cells for cells in (fixed.banned, step.banned, stops) if cells is not None]

@@ -11,6 +11,7 @@ from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.attention.step_model import SettlesDrafts
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.sample.edits import ForbidTokens
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import DeviceSample, DrawTokens, SamplerOutput, sample_on_device
 from vllm.v1.sample.uploads import upload
@@ -83,6 +84,7 @@ class ModelRunner:
         proposer: Proposer | None = None,
         draw_tokens: DrawTokens | None = None,
         settle_drafts: SettlesDrafts | None = None,
+        forbid_tokens: ForbidTokens | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -100,6 +102,7 @@ class ModelRunner:
         self._proposer = proposer
         self._draw_tokens = draw_tokens
         self._settle_drafts = settle_drafts
+        self._forbid_tokens = forbid_tokens
         self._drafts: DraftTokenIds | None = None
         # Of the step begun last: its number, its tokens on the device, and whose they are.
         self._num_begun = 0
@@ -246,7 +249,9 @@ class ModelRunner:
         logits = self._model.compute_logits(streams)
         # A sampled token comes one position after the row that predicts it.
         positions = step.positions[step.sampled_rows] + 1
-        edits = build_step_edits(step, masks, self._limits.vocab_size, logits.device)
+        edits = build_step_edits(
+            step, masks, self._limits.vocab_size, logits.device, self._forbid_tokens
+        )
         metadata = self._find_sampling_metadata(step)
         return sample_on_device(logits, metadata, positions, edits, self._draw_tokens)
 

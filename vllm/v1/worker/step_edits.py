@@ -1,18 +1,24 @@
 """From a step's requests to the edits that their tokens, drafts included, ask of the logits."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.edits import RowMask, StepEdits
+from vllm.v1.sample.edits import ForbidTokens, GrammarRows, PackedMask, RowMask, StepEdits
 from vllm.v1.sample.history import RowHistory
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.step_input import StepInput
 
 
 def build_step_edits(
-    step: StepInput, masks: GrammarMasks | None, vocab_size: int, device: torch.device
+    step: StepInput,
+    masks: GrammarMasks | None,
+    vocab_size: int,
+    device: torch.device,
+    forbid: ForbidTokens | None = None,
 ) -> StepEdits | None:
     """Collect the edits of the sampled rows.
 
@@ -21,6 +27,7 @@ def build_step_edits(
         masks: What grammars allow.
         vocab_size: V.
         device: Of the logits.
+        forbid: What applies masks as they are; None: torch does, unpacked.
 
     Returns:
         None when no row asks for anything.
@@ -38,14 +45,18 @@ def build_step_edits(
             rows = state.history.make_rows(tokens, drafts)
             histories += [(row + i, item, state.sampling.params) for i, item in enumerate(rows)]
         row += count
-    return StepEdits.build(histories, _find_grammar_rows(step, masks, vocab_size, device), device)
+    found = None if masks is None else _find_grammar_rows(step, masks)
+    grammar: GrammarRows | None = None
+    if found is not None:
+        unpack = partial(RowMask.from_bits, *found, vocab_size, device)
+        grammar = unpack() if forbid is None else PackedMask(*found, forbid, unpack)
+    return StepEdits.build(histories, grammar, device)
 
 
 def _find_grammar_rows(
-    step: StepInput, masks: GrammarMasks | None, vocab_size: int, device: torch.device
-) -> RowMask | None:
-    if masks is None:
-        return None
+    step: StepInput, masks: GrammarMasks
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the rows that follow a grammar, rising, and their masks."""
     rows: list[int] = []
     sources: list[int] = []
     row = 0
@@ -57,6 +68,4 @@ def _find_grammar_rows(
         row += count
     if not rows:
         return None
-    return RowMask.from_bits(
-        np.array(rows, dtype=np.int64), masks.bits[sources], vocab_size, device
-    )
+    return np.array(rows, dtype=np.int64), masks.bits[sources]

@@ -337,6 +337,7 @@ class Worker:
             ),
             steps.draw_tokens,
             steps.settle_drafts,
+            steps.forbid_tokens,
         )
 
     def _make_step_model(
