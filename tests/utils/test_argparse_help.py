@@ -37,7 +37,7 @@ def test_a_part_of_names(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_flags_that_are_not_served(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--async-scheduling: accepted, without effect: " in _help("async-scheduling", capsys)
+    assert "--trust-remote-code: accepted, without effect: " in _help("trust-remote-code", capsys)
     assert "refused, not supported yet: " in _help("pipeline-parallel-size", capsys)
 
 

@@ -17,7 +17,7 @@ kv-events-config: {enable_kv_cache_events: true, endpoint: "tcp://*:1"}
 allowed-origins: ["http://x"]
 chat-template: null
 tensor-parallel-size: 1
-async-scheduling: true
+trust-remote-code: true
 """
 
 
@@ -38,7 +38,7 @@ def test_a_file_says_what_the_command_line_could(file: Path) -> None:
     assert args.kv_events_config == {"enable_kv_cache_events": True, "endpoint": "tcp://*:1"}
     assert args.allowed_origins == ["http://x"]
     assert args.chat_template is None
-    assert [flag.names[0] for flag in args.ignored_flags] == ["--async-scheduling"]
+    assert [flag.names[0] for flag in args.ignored_flags] == ["--trust-remote-code"]
 
 
 def test_the_command_line_goes_before_it(file: Path) -> None:

@@ -797,9 +797,9 @@ def test_a_folder_that_never_opens_costs_only_the_tier(root, monkeypatch):
     is_over = threading.Event()
     opened = OffloadSettings.open_folder
 
-    def hang(self):
+    def hang(self, hash_root):
         assert is_over.wait(_WAIT_S)
-        return opened(self)
+        return opened(self, hash_root)
 
     monkeypatch.setattr(OffloadSettings, "open_folder", hang)
     monkeypatch.setattr(tier_module, "_PATIENT_S", 0.0)

@@ -25,7 +25,7 @@ class Reader:
     def accepts(self, params: StructuredOutputsParams, text: str) -> bool:
         """Whether the text is a whole answer."""
         grammar = Grammar(self.backend.compile(params), frozenset([EOS]))
-        return grammar.accept_tokens([*self.encode(text), EOS])
+        return grammar.accept_tokens("q", [*self.encode(text), EOS])
 
 
 @pytest.fixture(scope="session")

@@ -101,7 +101,7 @@ def test_the_grammar_begins_behind_the_reasoning(reader: Reader) -> None:
     structured = request.structured_output_request
     assert structured.pass_reasoning([7, END, A]) == [A]
     assert made.manager.should_advance(request)
-    assert structured.grammar.accept_tokens([A])
+    assert structured.grammar.accept_tokens("q", [A])
     assert allowed(made.masks(), "q") == [B]
 
 
@@ -119,9 +119,9 @@ def test_an_ended_answer_is_free(reader: Reader) -> None:
     made = Fixture(reader)
     grammar = made.add("q").structured_output_request.grammar
     assert grammar.validate_tokens([A, B, C, EOS]) == [A, B, C]
-    assert grammar.accept_tokens([A, B, C])
+    assert grammar.accept_tokens("q", [A, B, C])
     assert allowed(made.masks(), "q") == [EOS]
-    assert grammar.accept_tokens([EOS, 5])
+    assert grammar.accept_tokens("q", [EOS, 5])
     assert made.masks() is None
     assert grammar.validate_tokens([3, 4]) == [3, 4]
 
@@ -129,7 +129,7 @@ def test_an_ended_answer_is_free(reader: Reader) -> None:
 def test_a_refused_token_says_so(reader: Reader) -> None:
     made = Fixture(reader)
     grammar = made.add("q").structured_output_request.grammar
-    assert not grammar.accept_tokens([A, C])
+    assert not grammar.accept_tokens("q", [A, C])
     assert not grammar.is_open
     assert grammar.error
     assert made.masks() is None
@@ -147,7 +147,7 @@ def test_forced_tokens_are_those_the_library_forces_one_by_one(reader: Reader) -
         expected.append(bits_of(np.frombuffer(plain.deep_copy().compute_bitmask(), np.uint8)))
         assert allowed(made.masks(), "q") == expected[-1]
         answer.append(rng.choice(expected[-1]))
-        assert grammar.accept_tokens(answer[-1:])
+        assert grammar.accept_tokens("q", answer[-1:])
         assert answer[-1] == EOS or plain.consume_token(answer[-1])
     assert sum(len(token_ids) == 1 for token_ids in expected) > 10
     # As drafts, from wherever they begin and to wherever they go.
@@ -161,7 +161,7 @@ def test_forced_tokens_are_those_the_library_forces_one_by_one(reader: Reader) -
             draft for draft in drafts if draft != EOS
         ]
         assert again.grammar is not None
-        assert again.grammar.accept_tokens([token_id])
+        assert again.grammar.accept_tokens("q", [token_id])
 
 
 def test_another_spelling_of_forced_text_is_of_the_grammar(reader: Reader) -> None:
@@ -173,12 +173,12 @@ def test_another_spelling_of_forced_text_is_of_the_grammar(reader: Reader) -> No
         run = []
         for _ in range(taken):
             run += [token_id for token_id in [grammar.find_forced()] if token_id is not None]
-            assert grammar.accept_tokens(run[-1:])
+            assert grammar.accept_tokens("q", run[-1:])
         rest = "The answer is 123"[len(reader.tokenizer.decode(run)) :]
         by_letter = [token_id for letter in rest for token_id in reader.encode(letter)]
         assert [by_letter[0]] != offered
         assert grammar.validate_tokens(by_letter) == by_letter
-        assert grammar.accept_tokens(by_letter)
+        assert grammar.accept_tokens("q", by_letter)
         made.requests["q"].structured_output_request.grammar = grammar
         letters = allowed(made.masks(), "q")
         assert letters == sorted(reader.encode(letter)[0] for letter in string.ascii_lowercase)

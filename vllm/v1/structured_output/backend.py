@@ -84,7 +84,7 @@ class Backend:
                 (item, fork)
                 for item, fork in ways
                 if depth < len(item.drafts)
-                and fork.accept_tokens([item.drafts[depth]])
+                and fork.accept_tokens("", [item.drafts[depth]])
                 and fork.is_open
             ]
             depth += 1

@@ -58,8 +58,14 @@ class Grammar:
         made._forced, made._num_taken = self._forced, self._num_taken
         return made
 
-    def accept_tokens(self, token_ids: Sequence[int]) -> bool:
-        """Advance; False if the grammar refuses a token, or became too complex to go on."""
+    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        """Advance; False if the grammar refuses a token, or became too complex to go on.
+
+        Args:
+            request_id: Part of the interface that schedulers call; not needed here.
+            token_ids: Of the answer, in order.
+        """
+        del request_id
         return all(self._has_ended or self._accept(token_id) for token_id in token_ids)
 
     def _accept(self, token_id: int) -> bool:

@@ -186,7 +186,7 @@ class UpdatePass:
             tokens = structured.pass_reasoning(tokens)
             if not tokens:
                 return False
-        if structured.grammar.accept_tokens(tokens):
+        if structured.grammar.accept_tokens(request.request_id, tokens):
             return False
         reason = structured.grammar.error or f"it refuses tokens {tokens}"
         logger.error("Request %s ends with its grammar: %s.", request.request_id, reason)
