@@ -281,13 +281,14 @@ template <int Kind, int Part>
 inline ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   Words w = unit.words[0];
   if constexpr (Kind == VN_CODE_INT6) {
-    w = lower_bytes(six_bits<Part>(unit.words[Part / 2], unit.words[2]), 32);
+    w = six_bits<Part>(unit.words[Part / 2], unit.words[2]);
   }
   ByteCodes<Kind> codes;
   for (int i = 0; i < kLanes; ++i) {
     for (int b = 0; b < 4; ++b) {
       if constexpr (Kind == VN_CODE_INT8 || Kind == VN_CODE_INT6) {
-        codes.v[i][b] = static_cast<int8_t>(w.v[i] >> 8 * b & 255);
+        const int raised = Kind == VN_CODE_INT6 ? 32 : 0;
+        codes.v[i][b] = static_cast<int8_t>((w.v[i] >> 8 * b & 255) - raised);
       } else {
         codes.v[i][b] = kNibbleValues[Kind][w.v[i] >> (8 * b + 4 * Part) & 15];
       }
@@ -402,93 +403,138 @@ constexpr int kByteTileVecs = R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVe
                               : 2 * R <= kByteRows * kByteVecs        ? 2
                                                                       : kByteVecs;
 
-// Adds a unit's products to chains, those of two parts in sixteen bits first.
-template <int Kind, int R, int C>
-VN_INLINE void each_pair_of_parts(const PanelView& panel, const int8_t* const* inputs, int64_t at,
-                                  int first, Ints* chains) {
+// Codes as they are stored, which each tile makes bytes of.
+template <int Kind>
+struct StoredBytes {
+  const PanelView& panel;
+
+  // Calls body(part, bytes) for the parts of a unit.
+  template <bool kFetches, typename Body>
+  VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
+    const Unit<Kind> unit = panel.template unit<Kind, kFetches>(at, vec);
+    each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, byte_codes<Kind, part>(unit)); });
+  }
+};
+
+// The same, made bytes of once for many tiles: units from `begin` on.
+template <int Kind>
+struct DecodedBytes {
+  const ByteCodes<Kind>* codes;  // [units, parts, 64 / 16]
+  int64_t begin;
+
+  template <bool kFetches, typename Body>
+  VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
+    constexpr int kParts = kUnitCodes<Kind> / 4;
+    each<kParts>([&](auto part) VN_NOW {
+      body(part, codes[((at - begin) * kParts + part) * kPanelVecs + vec]);
+    });
+  }
+};
+
+template <int Kind>
+inline void decode_bytes(const PanelView& panel, int64_t begin, int64_t end, ByteCodes<Kind>* out) {
   constexpr int kParts = kUnitCodes<Kind> / 4;
-  each<C>([&](auto c) VN_NOW {
-    const Unit<Kind> unit = panel.template unit<Kind, (R <= kFewPanelRows)>(at, first + c);
-    each<kParts / 2>([&](auto pair) VN_NOW {
-      const ByteCodes<Kind> even = byte_codes<Kind, 2 * pair>(unit);
-      const ByteCodes<Kind> odd = byte_codes<Kind, 2 * pair + 1>(unit);
-      each<R>([&](auto r) VN_NOW {
-        const int8_t* own = inputs[r] + (at * kParts + 2 * pair) * 4;
-        const Shorts first_sums = add_short<Kind>(no_shorts(), even, own);
-        chains[r * C + c] =
-            add_shorts(chains[r * C + c], add_short<Kind>(first_sums, odd, own + 4));
+  const StoredBytes<Kind> stored = {panel};
+  for (int64_t at = begin; at < end; ++at) {
+    each<kPanelVecs>([&](auto vec) VN_NOW {
+      stored.template each_part<false>(at, vec, [&](auto part, const auto& codes) VN_NOW {
+        out[((at - begin) * kParts + part) * kPanelVecs + vec] = codes;
       });
     });
-  });
+  }
 }
 
-template <int Kind, int R>
-inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& panel, float* sums) {
-  constexpr int C = kByteTileVecs<R>, kParts = kUnitCodes<Kind> / 4;
-  const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
-  const int8_t* inputs[R];
-  each<R>([&](auto r) VN_NOW { inputs[r] = x.codes + (row + r) * x.stride; });
-  for (int first = 0; first < kPanelVecs; first += C) {
-    for (int64_t g = 0; g < panel.groups; ++g) {
-      const float* scales[R];
-      const int32_t* totals[R];
-      each<R>([&](auto r) VN_NOW {
-        scales[r] = x.scales + (row + r) * x.groups + g;
-        totals[r] = x.sums + (row + r) * x.groups + g;
-      });
-      Ints chains[R * C];
-      each<R * C>([&](auto i) VN_NOW { chains[i] = fill_ints(-kLift<Kind> * *totals[i / C]); });
-      // Calls add(i, codes, four inputs) for each step of a unit.
-      const auto each_step = [&](int64_t at, auto&& add) VN_NOW {
-        each<C>([&](auto c) VN_NOW {
-          const Unit<Kind> unit = panel.template unit<Kind, (R <= kFewPanelRows)>(at, first + c);
-          each<kParts>([&](auto part) VN_NOW {
-            const ByteCodes<Kind> codes = byte_codes<Kind, part>(unit);
+// Sums of so many steps of units at .. end - 1 as fit in sixteen bits.
+template <int Kind, int R, int C, typename Source>
+VN_INLINE void add_steps(const Source& source, const int8_t* const* inputs, int64_t at, int64_t end,
+                         int first, Shorts* shorts) {
+  constexpr int kParts = kUnitCodes<Kind> / 4;
+  each<R * C>([&](auto i) VN_NOW { shorts[i] = no_shorts(); });
+  for (; at < end; ++at) {
+    each<C>([&](auto c) VN_NOW {
+      source.template each_part<(R <= kFewPanelRows)>(
+          at, first + c, [&](auto part, const auto& codes) VN_NOW {
             each<R>([&](auto r) VN_NOW {
-              add(std::integral_constant<int, r * C + c>{}, codes,
-                  inputs[r] + (at * kParts + part) * 4);
+              const int8_t* four = inputs[r] + (at * kParts + part) * 4;
+              shorts[r * C + c] = add_short<Kind>(shorts[r * C + c], codes, four);
             });
+          });
+    });
+  }
+}
+
+// The products of units at .. end - 1: chains, of which begin_chain(i) is what i begins with.
+template <int Kind, int R, int C, typename Source, typename Begin>
+VN_INLINE void dot_units(const Source& source, const int8_t* const* inputs, int64_t at, int64_t end,
+                         int first, Begin&& begin_chain, Ints* chains) {
+  constexpr int kParts = kUnitCodes<Kind> / 4, kSteps = kShortSteps<Kind>;
+  constexpr bool kFetches = R <= kFewPanelRows;
+  if constexpr (kSteps < kParts) {
+    each<R * C>([&](auto i) VN_NOW { chains[i] = begin_chain(i); });
+    for (; at < end; ++at) {
+      each<C>([&](auto c) VN_NOW {
+        Shorts shorts[R];
+        source.template each_part<kFetches>(at, first + c, [&](auto part, const auto& codes) VN_NOW {
+          each<R>([&](auto r) VN_NOW {
+            const int8_t* four = inputs[r] + (at * kParts + part) * 4;
+            Ints& chain = chains[r * C + c];
+            if constexpr (kSteps == 0) {
+              chain = dot_bytes<Kind>(chain, codes, four);
+            } else {
+              shorts[r] = add_short<Kind>(part % kSteps == 0 ? no_shorts() : shorts[r], codes, four);
+              if constexpr (part % kSteps == kSteps - 1) chain = add_shorts(chain, shorts[r]);
+            }
           });
         });
-      };
-      const int64_t end = std::min(panel.units, (g + 1) * group_units);
-      if constexpr (kShortSteps<Kind> == 0) {
-        for (int64_t at = g * group_units; at < end; ++at) {
-          each_step(at, [&](auto i, const auto& codes, const int8_t* four) VN_NOW {
-            chains[i] = dot_bytes<Kind>(chains[i], codes, four);
-          });
-        }
-      } else if constexpr (kShortSteps<Kind> < kParts) {
-        // Sums of a unit's parts, two and two.
-        for (int64_t at = g * group_units; at < end; ++at) {
-          each_pair_of_parts<Kind, R, C>(panel, inputs, at, first, chains);
-        }
-      } else {
-        for (int64_t at = g * group_units; at < end;) {
-          const int64_t stop = std::min(end, at + kShortSteps<Kind> / kParts);
-          Shorts shorts[R * C];
-          each<R * C>([&](auto i) VN_NOW { shorts[i] = no_shorts(); });
-          for (; at < stop; ++at) {
-            each_step(at, [&](auto i, const auto& codes, const int8_t* four) VN_NOW {
-              shorts[i] = add_short<Kind>(shorts[i], codes, four);
-            });
-          }
-          each<R * C>([&](auto i) VN_NOW { chains[i] = add_shorts(chains[i], shorts[i]); });
-        }
-      }
+      });
+    }
+  } else {
+    // Most groups are so short: no chains lie in registers while their steps are added.
+    const int64_t stop = std::min(end, at + kSteps / kParts);
+    Shorts shorts[R * C];
+    add_steps<Kind, R, C>(source, inputs, at, stop, first, shorts);
+    each<R * C>([&](auto i) VN_NOW { chains[i] = add_shorts(begin_chain(i), shorts[i]); });
+    for (at = stop; at < end; at += kSteps / kParts) {
+      add_steps<Kind, R, C>(source, inputs, at, std::min(end, at + kSteps / kParts), first, shorts);
+      each<R * C>([&](auto i) VN_NOW { chains[i] = add_shorts(chains[i], shorts[i]); });
+    }
+  }
+}
+
+// Adds groups begin .. end - 1 to sums, rows of kPanel.
+template <int Kind, int R, typename Source>
+inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& panel,
+                          const Source& source, const WidenedScales& widened, int64_t begin,
+                          int64_t end, float* sums) {
+  constexpr int C = kByteTileVecs<R>;
+  const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
+  const int8_t* inputs[R];
+  const float* input_scales[R];
+  const int32_t* totals[R];
+  each<R>([&](auto r) VN_NOW {
+    inputs[r] = x.codes + (row + r) * x.stride;
+    input_scales[r] = x.scales + (row + r) * x.groups;
+    totals[r] = x.sums + (row + r) * x.groups;
+  });
+  for (int first = 0; first < kPanelVecs; first += C) {
+    for (int64_t g = begin; g < end; ++g) {
+      Ints chains[R * C];
+      dot_units<Kind, R, C>(
+          source, inputs, g * group_units, std::min(panel.units, (g + 1) * group_units), first,
+          [&](auto i) VN_NOW { return fill_ints(-kLift<Kind> * totals[i / C][g]); }, chains);
       each<C>([&](auto c) VN_NOW {
-        const Vec own = panel.scale(g, first + c);
+        const Vec own = load(widened.scales(g) + (first + c) * kLanes);
         const Vec step = Kind == VN_CODE_E2M1 ? mul(own, fill(0.5f)) : own;
         each<R>([&](auto r) VN_NOW {
           float* out = sums + r * kPanel + (first + c) * kLanes;
           const Vec before = g == 0 ? zero() : load(out);
-          store(out, fused(to_floats(chains[r * C + c]), mul(step, fill(*scales[r])), before));
+          store(out, fused(to_floats(chains[r * C + c]), mul(step, fill(input_scales[r][g])), before));
         });
         if (panel.m.offsets != nullptr) {
-          const Vec offset = panel.offset(g, first + c, own);
+          const Vec offset = load(widened.offsets(g) + (first + c) * kLanes);
           each<R>([&](auto r) VN_NOW {
             float* out = sums + r * kPanel + (first + c) * kLanes;
-            const float inputs_of_group = *scales[r] * static_cast<float>(*totals[r]);
+            const float inputs_of_group = input_scales[r][g] * static_cast<float>(totals[r][g]);
             store(out, fused(offset, fill(inputs_of_group), load(out)));
           });
         }
@@ -498,14 +544,39 @@ inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& pan
 }
 
 // sums [rows, 64] = rounded rows from `row` on . all outputs of a panel.
+template <int Kind>
+inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
+                              const PanelView& panel, float* sums) {
+  thread_local WidenedScales widened;
+  thread_local std::vector<ByteCodes<Kind>, CacheLines<ByteCodes<Kind>>> codes;
+  const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
+  const int64_t step = std::max<int64_t>(1, kChain / panel.m.group);
+  // Where tiles are many and a group's bytes stay in the first-level cache.
+  const bool decodes = kUnitCodes<Kind> > 4 && rows > kByteRows && panel.m.group <= kChain;
+  if (decodes) codes.resize(kChain / 4 * kPanelVecs);
+  for (int64_t begin = 0; begin < panel.groups; begin += step) {
+    const int64_t end = std::min(panel.groups, begin + step);
+    widened.widen(panel, begin, end);
+    const auto run = [&](const auto& source) VN_NOW {
+      each_tile<kByteRows>(rows, [&](auto height, int64_t at) {
+        dot_byte_tile<Kind, height>(x, row + at, panel, source, widened, begin, end,
+                                    sums + at * kPanel);
+      });
+    };
+    if (decodes) {
+      decode_bytes(panel, begin * group_units, std::min(panel.units, end * group_units),
+                   codes.data());
+      run(DecodedBytes<Kind>{codes.data(), begin * group_units});
+    } else {
+      run(StoredBytes<Kind>{panel});
+    }
+  }
+}
+
 inline void dot_byte_panel(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
                            int64_t index, float* sums) {
   const PanelView panel(m, index);
-  const auto run = [&](auto kind) {
-    each_tile<kByteRows>(rows, [&](auto height, int64_t at) {
-      dot_byte_tile<kind, height>(x, row + at, panel, sums + at * kPanel);
-    });
-  };
+  const auto run = [&](auto kind) { dot_byte_panel_of<kind>(x, row, rows, panel, sums); };
   using std::integral_constant;
   switch (panel.m.code_kind) {
     case VN_CODE_INT4:

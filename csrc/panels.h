@@ -29,20 +29,26 @@ constexpr int64_t kFetchWords = 1024;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Sixteen scales (or offsets) of one group: [groups, 64] of a panel, or [groups / fan, 64] factors.
-inline Vec load_scales(int32_t kind, const void* values, int64_t at) {
-  if (kind == VN_SCALE_F16) return load_half(static_cast<const uint16_t*>(values) + at);
-  if (kind == VN_SCALE_BF16) return load_bf16(static_cast<const uint16_t*>(values) + at);
-  if (kind == VN_SCALE_INT8) return load_int8(static_cast<const uint8_t*>(values) + at);
-  if (kind == VN_SCALE_E8M0) {
-    const uint8_t* bytes = static_cast<const uint8_t*>(values) + at;
+// Calls body with what reads sixteen scales (or offsets) at a place, of a type of its own for each
+// kind of them.
+template <typename Body>
+VN_INLINE void with_scales(int32_t kind, const void* values, Body&& body) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(values);
+  const uint16_t* halves = static_cast<const uint16_t*>(values);
+  const float* floats = static_cast<const float*>(values);
+  if (kind == VN_SCALE_F16) return body([=](int64_t at) VN_NOW { return load_half(halves + at); });
+  if (kind == VN_SCALE_BF16) return body([=](int64_t at) VN_NOW { return load_bf16(halves + at); });
+  if (kind == VN_SCALE_INT8) return body([=](int64_t at) VN_NOW { return load_int8(bytes + at); });
+  if (kind == VN_SCALE_F32) return body([=](int64_t at) VN_NOW { return load(floats + at); });
+  body([=](int64_t at) VN_NOW {
     uint32_t bits[kLanes];
     float lanes[kLanes];
-    for (int i = 0; i < kLanes; ++i) bits[i] = bytes[i] == 0 ? 0x00400000u : uint32_t{bytes[i]} << 23;
+    for (int i = 0; i < kLanes; ++i) {
+      bits[i] = bytes[at + i] == 0 ? 0x00400000u : uint32_t{bytes[at + i]} << 23;
+    }
     std::memcpy(lanes, bits, sizeof(lanes));
     return load(lanes);
-  }
-  return load(static_cast<const float*>(values) + at);
+  });
 }
 
 inline int unit_codes(int32_t kind) {
@@ -78,22 +84,63 @@ struct PanelView {
     });
     return unit;
   }
-  Vec scale(int64_t g, int vec) const {
-    const Vec own = load_scales(m.scale_kind, m.scales, (index * groups + g) * kPanel + vec * kLanes);
-    return m.scale_factors == nullptr ? own : mul(own, factor(m.scale_factors, g, vec));
+  // Widens the scales, and what is added to weights, of some groups: out [count, 64].
+  void widen_scales(int64_t g, int64_t count, float* out) const {
+    with_scales(m.scale_kind, m.scales, [&](auto read) VN_NOW {
+      each_sixteen(g, count, [&](int64_t i, int64_t at, int64_t factor_at) VN_NOW {
+        const Vec own = read(at);
+        const bool is_whole = m.scale_factors == nullptr;
+        store(out + i, is_whole ? own : mul(own, load_half(m.scale_factors + factor_at)));
+      });
+    });
   }
-  Vec offset(int64_t g, int vec, Vec scale) const {
-    const Vec own =
-        load_scales(m.offset_kind, m.offsets, (index * groups + g) * kPanel + vec * kLanes);
-    if (m.offset_factors != nullptr) return mul(own, factor(m.offset_factors, g, vec));
-    // Zero points: (code - zero) * scale.
-    return m.offset_kind == VN_SCALE_INT8 ? mul(sub(zero(), own), scale) : own;
+  void widen_offsets(int64_t g, int64_t count, const float* scales, float* out) const {
+    with_scales(m.offset_kind, m.offsets, [&](auto read) VN_NOW {
+      each_sixteen(g, count, [&](int64_t i, int64_t at, int64_t factor_at) VN_NOW {
+        const Vec own = read(at);
+        if (m.offset_factors != nullptr) {
+          store(out + i, mul(own, load_half(m.offset_factors + factor_at)));
+        } else {
+          // Zero points: (code - zero) * scale.
+          const bool is_zero = m.offset_kind == VN_SCALE_INT8;
+          store(out + i, is_zero ? mul(sub(zero(), own), load(scales + i)) : own);
+        }
+      });
+    });
   }
 
  private:
-  Vec factor(const uint16_t* values, int64_t g, int vec) const {
-    return load_half(values + (index * factors + g / m.factor_groups) * kPanel + vec * kLanes);
+  // Calls body with the places of sixteen scales: among those of the groups, of all, and of factors.
+  template <typename Body>
+  VN_INLINE void each_sixteen(int64_t g, int64_t count, Body&& body) const {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = (index * groups + g + i) * kPanel;
+      const int64_t factor_at = (index * factors + (g + i) / m.factor_groups) * kPanel;
+      for (int lane = 0; lane < kPanel; lane += kLanes) {
+        body(i * kPanel + lane, at + lane, factor_at + lane);
+      }
+    }
   }
+};
+
+// Scales of consecutive groups of a panel as floats [groups, 64], and what is added to weights.
+class WidenedScales {
+ public:
+  // Groups first .. end - 1.
+  void widen(const PanelView& panel, int64_t first, int64_t end) {
+    first_ = first;
+    scales_.resize((end - first) * kPanel);
+    panel.widen_scales(first, end - first, scales_.data());
+    if (panel.m.offsets == nullptr) return;
+    offsets_.resize((end - first) * kPanel);
+    panel.widen_offsets(first, end - first, scales_.data(), offsets_.data());
+  }
+  const float* scales(int64_t g) const { return scales_.data() + (g - first_) * kPanel; }
+  const float* offsets(int64_t g) const { return offsets_.data() + (g - first_) * kPanel; }
+
+ private:
+  Floats scales_, offsets_;
+  int64_t first_ = 0;
 };
 
 template <bool kHasOffset>
@@ -103,10 +150,12 @@ VN_INLINE Vec weight_of(Vec code, Vec scale, Vec offset) {
 
 // The scales of C vectors, read when a group begins.
 template <bool kHasOffset, int C>
-VN_INLINE void load_group(const PanelView& panel, int64_t g, int first, Vec* scales, Vec* offsets) {
+VN_INLINE void load_group(const WidenedScales& widened, int64_t g, int first, Vec* scales,
+                          Vec* offsets) {
   each<C>([&](auto c) VN_NOW {
-    scales[c] = panel.scale(g, first + c);
-    if constexpr (kHasOffset) offsets[c] = panel.offset(g, first + c, scales[c]);
+    const int at = (first + c) * kLanes;
+    scales[c] = load(widened.scales(g) + at);
+    if constexpr (kHasOffset) offsets[c] = load(widened.offsets(g) + at);
   });
 }
 
@@ -119,52 +168,59 @@ VN_INLINE void close_chain(const Vec* chain, bool is_first, int first, float* su
   });
 }
 
-// sums[r] = x[r] . the outputs of C vectors, decoded in registers: for as many rows as one tile has.
+// One chain of sums[r] = x[r] . the outputs of C vectors, decoded in registers: for as many rows as
+// one tile has.
 template <int Kind, bool kHasOffset, int R, int C>
-inline void dot_panel_few(const float* const* x, const PanelView& panel, int first, float* sums) {
+inline void dot_coded(const float* const* x, const PanelView& panel, const WidenedScales& widened,
+                      int64_t begin, int64_t end, int first, float* sums) {
   constexpr int kCodes = kUnitCodes<Kind>;
   const int64_t group_units = panel.m.group / kCodes;
-  for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
-    const int64_t end = std::min(panel.cols, begin + kChain);
-    Vec chain[R * C], scales[C], offsets[C];
-    each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
-    int64_t at = begin / kCodes, until = at;
-    const int64_t last = ceil_div(end, kCodes);
-    for (; at < last; ++at) {
-      if (at == until) {
-        const int64_t g = at / group_units;
-        load_group<kHasOffset, C>(panel, g, first, scales, offsets);
-        until = (g + 1) * group_units;
-      }
-      const float* inputs[R];
-      float padded[R][kCodes];
-      each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + at * kCodes; });
-      if ((at + 1) * kCodes > end) {
-        // Codes beyond the row's end are zero, and so are their inputs.
-        each<R>([&](auto r) VN_NOW {
-          for (int j = 0; j < kCodes; ++j) {
-            padded[r][j] = at * kCodes + j < end ? inputs[r][j] : 0.0f;
-          }
-          inputs[r] = padded[r];
-        });
-      }
-      each<C>([&](auto c) VN_NOW {
-        const Unit<Kind> unit = panel.template unit<Kind, true>(at, first + c);
-        each<kCodes>([&](auto j) VN_NOW {
-          const Vec weight = weight_of<kHasOffset>(value_of<Kind, j>(unit), scales[c], offsets[c]);
+  Vec chain[R * C], scales[C], offsets[C];
+  each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
+  int64_t at = begin / kCodes, until = at;
+  const int64_t last = ceil_div(end, kCodes);
+  for (; at < last; ++at) {
+    if (at == until) {
+      const int64_t g = at / group_units;
+      load_group<kHasOffset, C>(widened, g, first, scales, offsets);
+      until = (g + 1) * group_units;
+    }
+    const float* inputs[R];
+    float padded[R][kCodes];
+    each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + at * kCodes; });
+    if ((at + 1) * kCodes > end) {
+      // Codes beyond the row's end are zero, and so are their inputs.
+      each<R>([&](auto r) VN_NOW {
+        for (int j = 0; j < kCodes; ++j) {
+          padded[r][j] = at * kCodes + j < end ? inputs[r][j] : 0.0f;
+        }
+        inputs[r] = padded[r];
+      });
+    }
+    constexpr int kBeside = C % 2 == 0 ? 2 : 1;
+    each<C / kBeside>([&](auto pair) VN_NOW {
+      Unit<Kind> units[kBeside];
+      each<kBeside>([&](auto i) VN_NOW {
+        units[i] = panel.template unit<Kind, true>(at, first + pair * kBeside + i);
+      });
+      each<kCodes>([&](auto j) VN_NOW {
+        each<kBeside>([&](auto i) VN_NOW {
+          constexpr int c = pair * kBeside + i;
+          const Vec weight = weight_of<kHasOffset>(value_of<Kind, j>(units[i]), scales[c], offsets[c]);
           each<R>([&](auto r) VN_NOW {
             chain[r * C + c] = fma(fill(inputs[r][j]), weight, chain[r * C + c]);
           });
         });
       });
-    }
-    close_chain<R, C>(chain, begin == 0, first, sums);
+    });
   }
+  close_chain<R, C>(chain, begin == 0, first, sums);
 }
 
 // Widens inputs begin .. end - 1 of C vectors: out [end - begin, C, 16].
 template <int Kind, bool kHasOffset, int C>
-inline void decode_panel(const PanelView& panel, int first, int64_t begin, int64_t end, float* out) {
+inline void decode_panel(const PanelView& panel, const WidenedScales& widened, int first,
+                         int64_t begin, int64_t end, float* out) {
   constexpr int kCodes = kUnitCodes<Kind>;
   const int64_t group_units = panel.m.group / kCodes;
   Vec scales[C], offsets[C];
@@ -172,7 +228,7 @@ inline void decode_panel(const PanelView& panel, int first, int64_t begin, int64
   for (int64_t at = begin / kCodes; at * kCodes < end; ++at) {
     if (at >= until) {
       const int64_t g = at / group_units;
-      load_group<kHasOffset, C>(panel, g, first, scales, offsets);
+      load_group<kHasOffset, C>(widened, g, first, scales, offsets);
       until = (g + 1) * group_units;
     }
     each<C>([&](auto c) VN_NOW {
@@ -214,43 +270,42 @@ VN_INLINE void each_tile(int64_t rows, Body&& body, int64_t row = 0) {
   }
 }
 
-// Where rows are many, a chain's weights are widened once for all of them.
+// The same for any number of rows, of which a chain's weights are widened once for all.
 template <int Kind, bool kHasOffset>
-inline void dot_panel_many(const float* const* x, int64_t rows, const PanelView& panel,
-                           float* sums) {
+inline void dot_decoded(const float* const* x, int64_t rows, const PanelView& panel,
+                        const WidenedScales& widened, int64_t begin, int64_t end, float* sums) {
   constexpr int C = kPanelTileVecs;
-  thread_local Floats widened;
-  widened.resize((kChain + kUnitCodes<Kind>)*C * kLanes);
-  for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
-    const int64_t end = std::min(panel.cols, begin + kChain);
-    for (int first = 0; first < kPanelVecs; first += C) {
-      decode_panel<Kind, kHasOffset, C>(panel, first, begin, end, widened.data());
-      each_tile<kPanelTileRows>(rows, [&](auto height, int64_t row) {
-        dot_widened<height, C>(x + row, widened.data(), begin, end - begin, first,
-                               sums + row * kPanel);
-      });
-    }
-  }
-}
-
-template <int Kind, bool kHasOffset, int R>
-inline void dot_panel_tile(const float* const* x, const PanelView& panel, float* sums) {
-  constexpr int C = R == 1 ? kFewVecs : kFewVecs / 2 > 0 && R == 2 ? kFewVecs / 2 : kPanelTileVecs;
+  thread_local Floats weights;
+  weights.resize((kChain + kUnitCodes<Kind>)*C * kLanes);
   for (int first = 0; first < kPanelVecs; first += C) {
-    dot_panel_few<Kind, kHasOffset, R, C>(x, panel, first, sums);
+    decode_panel<Kind, kHasOffset, C>(panel, widened, first, begin, end, weights.data());
+    each_tile<kPanelTileRows>(rows, [&](auto height, int64_t row) {
+      dot_widened<height, C>(x + row, weights.data(), begin, end - begin, first, sums + row * kPanel);
+    });
   }
 }
 
 // sums [rows, 64] = x . all outputs of a panel; at most kPanelRows rows.
 template <int Kind, bool kHasOffset>
 inline void dot_panel(const float* const* x, int64_t rows, const PanelView& panel, float* sums) {
-  if (rows == 1) return dot_panel_tile<Kind, kHasOffset, 1>(x, panel, sums);
-  if constexpr (kFewPanelRows > 1) {
-    if (rows == 2) return dot_panel_tile<Kind, kHasOffset, 2>(x, panel, sums);
-    if (rows == 3) return dot_panel_tile<Kind, kHasOffset, 3>(x, panel, sums);
-    if (rows == 4) return dot_panel_tile<Kind, kHasOffset, 4>(x, panel, sums);
+  thread_local WidenedScales widened;
+  for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
+    const int64_t end = std::min(panel.cols, begin + kChain);
+    widened.widen(panel, begin / panel.m.group, ceil_div(end, panel.m.group));
+    const auto run_few = [&](auto height) VN_NOW {
+      constexpr int C = height == 1                        ? kFewVecs
+                        : kFewVecs / 2 > 0 && height == 2 ? kFewVecs / 2
+                                                           : kPanelTileVecs;
+      for (int first = 0; first < kPanelVecs; first += C) {
+        dot_coded<Kind, kHasOffset, height, C>(x, panel, widened, begin, end, first, sums);
+      }
+    };
+    if (rows > kFewPanelRows) {
+      dot_decoded<Kind, kHasOffset>(x, rows, panel, widened, begin, end, sums);
+    } else {
+      each_tile<kFewPanelRows>(rows, [&](auto height, int64_t) VN_NOW { run_few(height); });
+    }
   }
-  dot_panel_many<Kind, kHasOffset>(x, rows, panel, sums);
 }
 
 // Calls body with the kind of a matrix's codes and whether it has offsets, both constants.
@@ -316,15 +371,17 @@ inline void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, 
 inline void decode_panel_row(const vn_matrix& m, int64_t index, float* out) {
   const vn_panels& own = *static_cast<const vn_panels*>(m.data);
   with_panel_kind(own, [&](auto kind, auto has_offset) {
-    thread_local Floats widened;
-    widened.resize((kChain + kUnitCodes<kind>)*kLanes);
+    thread_local Floats weights;
+    thread_local WidenedScales widened;
+    weights.resize((kChain + kUnitCodes<kind>)*kLanes);
     const PanelView panel(m, index / kPanel);
     const int vec = static_cast<int>(index % kPanel / kLanes), lane = index % kLanes;
     for (int64_t begin = 0; begin < m.cols; begin += kChain) {
       const int64_t end = std::min(m.cols, begin + kChain);
-      decode_panel<kind, has_offset, 1>(panel, vec, begin, end, widened.data());
+      widened.widen(panel, begin / own.group, ceil_div(end, own.group));
+      decode_panel<kind, has_offset, 1>(panel, widened, vec, begin, end, weights.data());
       for (int64_t k = begin; k < end; ++k) {
-        out[own.order == nullptr ? k : own.order[k]] = widened[(k - begin) * kLanes + lane];
+        out[own.order == nullptr ? k : own.order[k]] = weights[(k - begin) * kLanes + lane];
       }
     }
   });

@@ -129,7 +129,11 @@ struct Words {
 inline Words load_words(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
 template <int Kind, int J>
 VN_INLINE Vec code_of(Words w) {
-  if constexpr (Kind == VN_CODE_INT8) {
+  if constexpr (Kind == VN_CODE_INT6) {
+    // As six_bits leaves them, 32 too high.
+    const Words lower = {_mm512_sub_epi8(w.v, _mm512_set1_epi8(32))};
+    return code_of<VN_CODE_INT8, J>(lower);
+  } else if constexpr (Kind == VN_CODE_INT8) {
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 24 - 8 * J), 24))};
   } else if constexpr (Kind == VN_CODE_E4M3) {
     // Sign, exponent and mantissa where a float has them; its exponent's bias is 120 more.
@@ -160,9 +164,6 @@ VN_INLINE Words six_bits(Words low, Words high) {
                                     : _mm512_srli_epi32(high.v, 2);
   return {_mm512_or_si512(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)),
                           _mm512_and_si512(pairs, _mm512_set1_epi8(48)))};
-}
-VN_INLINE Words lower_bytes(Words w, int by) {
-  return {_mm512_sub_epi8(w.v, _mm512_set1_epi8(static_cast<char>(by)))};
 }
 inline Vec load_e4m3(const uint8_t* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_half(p)), _mm512_set1_ps(256.0f))};
@@ -296,19 +297,37 @@ inline Words load_words(const uint32_t* p) {
   const __m256i* words = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(words), _mm256_loadu_si256(words + 1)};
 }
+// Whole numbers of kBits at bit `At` of words, less kLift: they lie in the mantissa of a float that is
+// so much higher. Bits of kTop in them are turned over first. Shifts and conversions have one or two
+// units of a core, these steps have all.
+template <int kBits, int At, int kTop, int kLift>
+VN_INLINE __m256 mantissa_bits(__m256i w) {
+  // The lowest place that needs no shift, or one that others share.
+  constexpr int kShift = At + kBits <= 23 ? 0 : kBits == 4 ? 12 : kBits == 8 ? 16 : 8;
+  constexpr int kPlace = At - kShift;
+  constexpr float kHigher = static_cast<float>(1 << (23 - kPlace));
+  const __m256i moved = kShift == 0 ? w : _mm256_srli_epi32(w, kShift);
+  const __m256i own = _mm256_and_si256(moved, _mm256_set1_epi32(((1 << kBits) - 1) << kPlace));
+  const __m256i base = _mm256_set1_epi32((127 + 23 - kPlace) << 23 | kTop << kPlace);
+  return _mm256_sub_ps(_mm256_castsi256_ps(_mm256_xor_si256(own, base)),
+                       _mm256_set1_ps(kHigher + kLift));
+}
 template <int Kind, int J>
 VN_INLINE __m256 code_of_half(__m256i w) {
   if constexpr (Kind == VN_CODE_INT8) {
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * J), 24));
+    return mantissa_bits<8, 8 * J, 128, 128>(w);
   } else if constexpr (Kind == VN_CODE_E4M3) {
     // Sign, exponent and mantissa where a float has them; its exponent's bias is 120 more.
     const __m256i bits = _mm256_srai_epi32(_mm256_slli_epi32(w, 24 - 8 * J), 4);
     const __m256i own = _mm256_and_si256(bits, _mm256_set1_epi32(int(0x87f00000u)));
     return _mm256_mul_ps(_mm256_castsi256_ps(own), _mm256_set1_ps(0x1p120f));
+  } else if constexpr (Kind == VN_CODE_INT6) {
+    // As six_bits leaves them, 32 too high.
+    return mantissa_bits<6, 8 * J, 0, 32>(w);
   } else if constexpr (Kind == VN_CODE_INT4) {
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 28 - 4 * J), 28));
+    return mantissa_bits<4, 4 * J, 8, 8>(w);
   } else if constexpr (Kind == VN_CODE_UINT4) {
-    return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_slli_epi32(w, 28 - 4 * J), 28));
+    return mantissa_bits<4, 4 * J, 0, 0>(w);
   } else {
     // A permutation reads three bits of its index; the fourth, brought to the top, is the half.
     const __m256i low = _mm256_srli_epi32(w, 4 * J);
@@ -344,10 +363,6 @@ VN_INLINE __m256i six_bits_of_half(__m256i low, __m256i high) {
 template <int Part>
 VN_INLINE Words six_bits(Words low, Words high) {
   return {six_bits_of_half<Part>(low.a, high.a), six_bits_of_half<Part>(low.b, high.b)};
-}
-VN_INLINE Words lower_bytes(Words w, int by) {
-  const __m256i all = _mm256_set1_epi8(static_cast<char>(by));
-  return {_mm256_sub_epi8(w.a, all), _mm256_sub_epi8(w.b, all)};
 }
 inline Vec load_e4m3(const uint8_t* p) {
   const __m256i halves = e4m3_as_half(p);
@@ -449,6 +464,9 @@ inline float widen_code(uint32_t word) {
     return static_cast<float>(static_cast<int8_t>(word >> 8 * J & 255));
   } else if constexpr (Kind == VN_CODE_E4M3) {
     return widen_e4m3(static_cast<uint8_t>(word >> 8 * J));
+  } else if constexpr (Kind == VN_CODE_INT6) {
+    // As six_bits leaves them, 32 too high.
+    return static_cast<float>(static_cast<int>(word >> 8 * J & 255) - 32);
   } else {
     const int code = word >> 4 * J & 15;
     if constexpr (Kind == VN_CODE_INT4) return static_cast<float>(code < 8 ? code : code - 16);
@@ -470,14 +488,6 @@ inline Words six_bits(const Words& low, const Words& high) {
   for (int i = 0; i < kLanes; ++i) {
     const uint32_t nibbles = low.v[i] >> Part % 2 * 4 & 0x0f0f0f0fu;
     words.v[i] = nibbles | (high.v[i] >> 2 * Part & 0x03030303u) << 4;
-  }
-  return words;
-}
-inline Words lower_bytes(const Words& w, int by) {
-  Words words;
-  for (int i = 0; i < kLanes; ++i) {
-    words.v[i] = 0;
-    for (int at = 0; at < 32; at += 8) words.v[i] |= ((w.v[i] >> at) - by & 255u) << at;
   }
   return words;
 }
@@ -532,7 +542,7 @@ template <int Kind, int J>
 VN_INLINE Vec value_of(const Unit<Kind>& unit) {
   if constexpr (Kind == VN_CODE_INT6) {
     const Words four = six_bits<J / 8 * 2 + J % 2>(unit.words[J / 8], unit.words[2]);
-    return code_of<VN_CODE_INT8, J % 8 / 2>(lower_bytes(four, 32));
+    return code_of<VN_CODE_INT6, J % 8 / 2>(four);
   } else {
     return code_of<Kind, J>(unit.words[0]);
   }
