@@ -212,7 +212,8 @@ class StructuredOutputManager:
                 # It may begin to reason, or with what the grammar allows first.
                 openings.append((MaskWork(grammar, num_rows), opening_id))
             if num_free is not None:
-                work.append(MaskWork(grammar, num_rows + num_free, drafts[num_free:]))
+                behind = drafts[num_free:] if drafts else _NO_DRAFTS
+                work.append(MaskWork(grammar, num_rows + num_free, behind))
             num_rows += len(drafts) + 1
         if not num_rows:
             return None
@@ -232,6 +233,8 @@ class StructuredOutputManager:
             self._compiler.backend.fill([item for item, _ in openings], bits)
             rows, token_ids = np.array([(item.row, token_id) for item, token_id in openings]).T
             allow_tokens(bits, rows, token_ids)
+            for item, _ in openings:
+                item.grammar.forget_mask()
 
     @cached_property
     def _filler(self) -> ThreadPoolExecutor:

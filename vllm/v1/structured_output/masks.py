@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Of a word of a mask.
 BITS = 32
+_BIT_AS_INT32 = (1 << np.arange(BITS)).astype(np.uint32).view(np.int32).tolist()
 
 
 class MaskWork(NamedTuple):
@@ -28,6 +29,16 @@ class MaskWork(NamedTuple):
     grammar: Grammar
     row: int
     drafts: Sequence[int] = ()
+
+
+def allow_only(bits: np.ndarray, row: int, token_id: int) -> None:
+    """Let one token alone be possible in a row.
+
+    Mutates: ``bits``, int32 ``[R, ceil(V / 32)]``.
+    """
+    # Row by row: numpy takes longer to prepare several at once.
+    bits[row] = 0
+    bits[row, token_id // BITS] = _BIT_AS_INT32[token_id % BITS]
 
 
 def allow_tokens(bits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray) -> None:
