@@ -68,8 +68,8 @@ def check_pool(pool: TieredPool, held: Iterable[KVCacheBlock]) -> None:
                 detail = f"block {block.block_id} is pinned, and nothing is cached in it"
                 raise _broken("I4", detail)
         if pool.pins.num_blocks > pool.pins.max_blocks:
-            detail = f"{pool.pins.num_blocks} blocks are pinned, above {pool.pins.max_blocks}"
-            raise _broken("I3", detail)
+            num_pinned, cap = pool.pins.num_blocks, pool.pins.max_blocks
+            raise _broken("I3", f"{num_pinned} blocks are pinned, above the cap of {cap}")
 
 
 # Most blocks of most pools are free and serve nothing, and tests check a pool after every step:
