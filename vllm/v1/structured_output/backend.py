@@ -5,7 +5,8 @@ else that the scheduler needs.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -21,7 +22,8 @@ from vllm.v1.structured_output.limits import (
     make_part_error,
     read_structural_tag,
 )
-from vllm.v1.structured_output.masks import BITS, MaskWork, allow_only
+from vllm.v1.structured_output.mask_bits import BITS, allow_only
+from vllm.v1.structured_output.masks import MaskWork
 
 # Bits of masks that one thread fills before several would have begun.
 _MIN_PARALLEL_BITS = 1 << 18
@@ -82,8 +84,7 @@ class Backend:
         if params.structural_tag is None:
             return None
         for of, part in find_named_parts(read_structural_tag(params.structural_tag)):
-            alone = replace(params, structural_tag=json.dumps({"format": part}))
-            matcher = self._compile(alone)
+            matcher = self._compile(_alone(params, part))
             if matcher.is_error():
                 return of, shorten(matcher.get_error())
         return None
@@ -129,3 +130,10 @@ class Backend:
                 branching.append((grammar.matcher, row))
         if branching:
             fill_next_token_bitmask_par(self._executor, branching, bits)
+
+
+def _alone(params: StructuredOutputsParams, part: Mapping[str, Any]) -> StructuredOutputsParams:
+    """A part as a grammar of its own; what is said of a schema alone is for its author."""
+    if part.get("type") == "json_schema":
+        return replace(params, structural_tag=None, json=part.get("json_schema"))
+    return replace(params, structural_tag=json.dumps({"format": part}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from vllm.v1.structured_output.masks import BITS
+from vllm.v1.structured_output.mask_bits import is_allowed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,11 +102,9 @@ class Grammar:
             if token_id == self._forced[self._num_taken]:
                 self._num_taken += 1
                 return True
-        elif mask is not None and token_id not in self._end_ids:
-            bits, row = mask
-            if bits.item(row, token_id // BITS) >> token_id % BITS & 1:
-                self._untold.append(token_id)
-                return True
+        elif mask is not None and token_id not in self._end_ids and is_allowed(*mask, token_id):
+            self._untold.append(token_id)
+            return True
         if not self._tell():
             return False
         self._has_ended = token_id in self._end_ids and self._matcher.is_accepting()

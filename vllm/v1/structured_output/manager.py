@@ -17,7 +17,8 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.limits import DEADLINE_S
-from vllm.v1.structured_output.masks import BITS, GrammarMasks, MaskWork, allow_tokens
+from vllm.v1.structured_output.mask_bits import BITS, allow_tokens
+from vllm.v1.structured_output.masks import GrammarMasks, MaskWork
 from vllm.v1.structured_output.trial import TrialOrder, TrialProcess
 
 if TYPE_CHECKING:
