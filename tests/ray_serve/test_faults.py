@@ -170,7 +170,7 @@ def test_every_request_ends_and_none_is_computed_twice(tmp_path: Path, seed: int
     assert set(kinds) <= {"done", "aborted", "EngineCoreLostError"}
     assert kinds["done"] > 0.5 * len(clients.ended)
     assert set(clients.outcomes) <= OUTCOMES
-    assert clients.outcomes[""] < 0.03 * len(clients.ended)
+    assert clients.outcomes[""] < 0.06 * len(clients.ended)
     # None hangs: who was told nothing was told so after a minute, or what its replicas took to die.
     assert clients.longest_s < 120
     taken = clients._serve.holders_of()

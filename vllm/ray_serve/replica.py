@@ -92,6 +92,9 @@ class EngineReplica:
         fleet: Its name.
     """
 
+    # None: replicas begin empty.
+    _neighbours: Neighbours | None
+
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: VllmConfig, core_factory: str, fleet: str
     ) -> None:
@@ -129,7 +132,7 @@ class EngineReplica:
         # What was pulled, until a front end is told.
         self._pulled: PullStats | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._neighbours: Neighbours | None = None
+        self._neighbours = None
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """Hand the core's messages to the event loop that serves calls, from the first on."""
