@@ -45,6 +45,16 @@ def make_structured_outputs(request: SamplingRequest) -> StructuredOutputsParams
     return found[asked[0]] if asked else None
 
 
+def find_structured_field(request: SamplingRequest) -> str | None:
+    """Return the field that asks for structure, as ``make_structured_outputs`` takes it."""
+    given = request.response_format
+    if given is not None and given.get("type") != "text":
+        return "response_format"
+    if request.structured_outputs is not None:
+        return "structured_outputs"
+    return next((name for name in _GUIDED_FIELDS if getattr(request, name) is not None), None)
+
+
 def _from_response_format(given: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
     kind: Any = "text" if given is None else given.get("type")
     if given is None or kind == "text":

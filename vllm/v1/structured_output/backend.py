@@ -4,17 +4,23 @@ Imported by the thread that compiles the first grammar: the library takes longer
 else that the scheduler needs.
 """
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
+from msgspec.structs import replace
 
-from vllm.exceptions import UserInputError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.grammar import Grammar, shorten
 from vllm.v1.structured_output.grammar_text import make_grammar_text
+from vllm.v1.structured_output.limits import (
+    find_named_parts,
+    make_part_error,
+    read_structural_tag,
+)
 from vllm.v1.structured_output.masks import BITS, MaskWork, allow_tokens
 
 # Bits of masks that one thread fills before several would have begun.
@@ -54,18 +60,33 @@ class Backend:
         Raises:
             UserInputError: It is no grammar, or too large a one.
         """
+        matcher = self._compile(params)
+        if matcher.is_error():
+            of, reason = self._find_fault(params) or (
+                f"structured_outputs.{params.kind}",
+                shorten(matcher.get_error()),
+            )
+            raise make_part_error(of, f"cannot be compiled: {reason}")
+        return matcher
+
+    def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         text = make_grammar_text(params, self._special_tokens)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             # The first mask costs most, and shows grammars that can never make one.
             matcher.compute_bitmask()
-        if matcher.is_error():
-            raise UserInputError(
-                f"structured_outputs.{params.kind} cannot be compiled: "
-                f"{shorten(matcher.get_error())}",
-                "structured_outputs",
-            )
         return matcher
+
+    def _find_fault(self, params: StructuredOutputsParams) -> tuple[str, str] | None:
+        """The part that alone cannot be compiled, and why; None: there is none with a name."""
+        if params.structural_tag is None:
+            return None
+        for of, part in find_named_parts(read_structural_tag(params.structural_tag)):
+            alone = replace(params, structural_tag=json.dumps({"format": part}))
+            matcher = self._compile(alone)
+            if matcher.is_error():
+                return of, shorten(matcher.get_error())
+        return None
 
     def fill(self, work: Sequence[MaskWork], bits: np.ndarray) -> None:
         """Write masks; many at a time, outside the interpreter's lock.
