@@ -80,18 +80,18 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {"messages": [{"role": "pope", "content": "x"}]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
-    (CHAT, {"messages": USER, "tools": []}, 400, "tools"),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, 400, "tools"),
-    (CHAT, {"messages": USER, "tool_choice": "auto"}, 400, "tool_choice"),
+    (CHAT, {"messages": USER, "tool_choice": "required"}, 400, "tool_choice"),
+    (CHAT, {"messages": USER, "tools": [], "tool_choice": "required"}, 400, "tool_choice"),
     (CHAT, {"messages": USER, "tools": TOOL, "tool_choice": {"type": "x"}}, 400, "tool_choice"),
-    (CHAT, {"messages": USER, "tools": TOOL, "tool_choice": "required"}, 400, "structured_outputs"),
+    (CHAT, {"messages": USER, "tools": TOOL, "tool_choice": "required"}, 400, "tools"),
     (CHAT, {"messages": [*USER, {"role": "assistant", "tool_calls": [{}]}]}, 400, "messages"),
     (CHAT, {"messages": USER, "response_format": {"type": "xml"}}, 400, "response_format"),
     (CHAT, {"messages": USER, "response_format": {"type": "json_schema"}}, 400, "response_format"),
     (CHAT, {"messages": USER, "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
     (CHAT, {"messages": USER, "structured_outputs": {"regex": 1}}, 400, "structured_outputs"),
     (CHAT, {"messages": USER, "structured_outputs": {}}, 400, "structured_outputs"),
-    (CHAT, {"messages": USER, "guided_json": {"type": "thing"}}, 400, "structured_outputs"),
+    (CHAT, {"messages": USER, "guided_json": {"type": "thing"}}, 400, "guided_json"),
     (CHAT, {"messages": USER, "top_logprobs": 3}, 400, "top_logprobs"),
     (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     (CHAT, {"messages": USER, "reasoning_effort": "huge"}, 400, "reasoning_effort"),
@@ -167,6 +167,104 @@ def test_too_large_a_body(server: ServerProcess) -> None:
 
     url = server.url + COMPLETIONS
     check_error(httpx.post(url, content=chunks(), headers=JSON_TYPE, timeout=30), 413)
+
+
+# A schema that no grammar can be made of, and where the APIs put schemas of tools and of answers.
+NO_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "thing"}}}
+A_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}}
+DEEP: Any = {"not": json.loads('{"not": ' * 70 + "{}" + "}" * 70)}
+
+
+def chat_with(form: Any, tool: Any) -> tuple[str, dict[str, Any]]:
+    """A chat with a form, a tool and none of both, as their schemas say."""
+    body: dict[str, Any] = {"messages": USER, "max_tokens": 4}
+    if form:
+        named = {"name": "answer", "schema": form}
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
+    if tool:
+        function = {"name": "store", "parameters": tool, "strict": True}
+        body["tools"] = [{"type": "function", "function": function}]
+    return CHAT, body
+
+
+def response_with(form: Any, tool: Any) -> tuple[str, dict[str, Any]]:
+    """The same for Responses."""
+    body: dict[str, Any] = {"input": "hi", "max_output_tokens": 4}
+    if form:
+        body["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": form}}
+    if tool:
+        body["tools"] = [{"type": "function", "name": "store", "parameters": tool, "strict": True}]
+    return "/v1/responses", body
+
+
+def message_with(form: Any, tool: Any) -> tuple[str, dict[str, Any]]:
+    """The same for Messages."""
+    body: dict[str, Any] = {"messages": USER, "max_tokens": 4}
+    if form:
+        body["output_config"] = {"format": {"type": "json_schema", "schema": form}}
+    if tool:
+        body["tools"] = [{"name": "store", "input_schema": tool, "strict": True}]
+    return "/v1/messages", body
+
+
+FORM_FIELDS: list[tuple[Any, str]] = [
+    (chat_with, "response_format"),
+    (response_with, "text.format"),
+    (message_with, "output_config.format"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("make", "field"), FORM_FIELDS)
+@pytest.mark.parametrize("bad", [NO_SCHEMA, DEEP], ids=["no schema", "deep"])
+def test_errors_of_schemas_name_what_was_sent(
+    server: ServerProcess, make: Any, field: str, stream: bool, bad: Any
+) -> None:
+    for (path, body), named in (
+        (make(bad, None), field),
+        (make(bad, A_SCHEMA), field),
+        (make(A_SCHEMA, bad), "tools: function 'store', argument 'a'"),
+    ):
+        if bad is DEEP and named != field:
+            named = "tools: function 'store'"
+        response = server.post(path, {**body, "stream": stream})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["message"].startswith(f"{named} "), error
+        assert "structured_outputs" not in response.text
+        assert "x-guidance" not in response.text
+        # Anthropic's errors have no such member.
+        assert error.get("param", named.split(":")[0]) == named.split(":")[0]
+
+
+def test_errors_of_schemas_with_several_answers(server: ServerProcess) -> None:
+    path, body = chat_with(NO_SCHEMA, None)
+    check_error(server.post(path, {**body, "n": 2, "stream": True}), 400, "response_format")
+    body = {"prompt": ["x", "y"], "guided_json": NO_SCHEMA, "n": 2}
+    check_error(server.post(COMPLETIONS, body), 400, "guided_json")
+    # Their grammar is one text.
+    path, body = chat_with({"enum": ["a" * 1_100_000]}, A_SCHEMA)
+    response = server.post(path, body)
+    check_error(response, 400, "tools")
+    assert response.json()["error"]["message"].startswith("tools and response_format: ")
+    # A tag of the client's own says itself where calls stand.
+    tag = {"type": "structural_tag", "format": {"type": "thing"}}
+    response = server.post(path, {**chat_with(None, A_SCHEMA)[1], "response_format": tag})
+    check_error(response, 400, "response_format")
+    assert response.json()["error"]["message"].startswith("response_format holds")
+    # Nor do the readers of requests put their own words in: which kinds a field may be.
+    response = server.post(CHAT, {"messages": USER, "stop": [None]})
+    assert response.json()["error"]["message"].startswith("stop: ")
+    assert "[_" not in response.text
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "none"}, {"tool_choice": "auto"}])
+def test_an_empty_list_of_tools_is_none(server: ServerProcess, choice: Any) -> None:
+    chat = server.post(CHAT, {"messages": USER, "max_tokens": 1, "tools": [], **choice})
+    response = server.post("/v1/responses", {"input": "hi", "max_output_tokens": 1, "tools": []})
+    assert (chat.status_code, response.status_code) == (200, 200)
+    without = server.post(CHAT, {"messages": USER, "max_tokens": 1, "functions": []})
+    assert without.json()["usage"] == chat.json()["usage"]
 
 
 def test_it_still_serves(server: ServerProcess) -> None:

@@ -9,11 +9,13 @@ from vllm.parser.grammar_formats import (
     Field,
     Format,
     any_of,
+    arguments_of,
     fields_of,
     is_text_enum,
     json_of,
     listed,
     listed_in_order,
+    name_in_errors,
     object_of,
     sequence,
     takes_any_text,
@@ -50,18 +52,16 @@ def _tagged_fields(tool: ToolSpec, opening: str, closing: str) -> list[Format]:
     fields = fields_of(tool)
     if fields is None:
         # Too much for one field after another: all of them as one JSON object.
-        fields = [Field(RAW_ARGUMENTS, object_of(tool), True)]
+        fields = [Field(RAW_ARGUMENTS, object_of(tool), True, name_in_errors(tool))]
     parts = []
     for field in fields:
         head = text(opening.format(field.name))
-        options = [sequence(head, json_of(field.schema), text(closing))]
+        # A text that follows a pattern too is only known to as JSON, and readers take it so.
+        options = [sequence(head, field.json, text(closing))]
         if takes_any_text(field.schema):
             options = [sequence(head, ANY_TEXT, text(closing))]
         elif values := is_text_enum(field.schema, closing.strip()):
             options = [sequence(head, text(value), text(closing)) for value in values]
-        elif field.schema.get("type") == "string":
-            # A text that follows a pattern is only known to as JSON, and readers take it so.
-            options = [sequence(head, json_of(field.schema), text(closing))]
         parts.append(any_of(*options, *([] if field.is_required else [text("")])))
     return parts
 
@@ -72,11 +72,8 @@ def pythonic_call(tool: ToolSpec) -> Format:
     is_plain = fields is not None and all(field.name.isidentifier() for field in fields)
     unsure = sum(not field.is_required for field in fields or ())
     if fields is None or not is_plain or unsure > _MAX_UNSURE_FIELDS:
-        return sequence(text(f"{tool.name}(**"), json_of(object_of(tool)), text(")"))
-    items = [
-        (sequence(text(f"{field.name}="), json_of(field.schema)), field.is_required)
-        for field in fields
-    ]
+        return sequence(text(f"{tool.name}(**"), arguments_of(tool), text(")"))
+    items = [(sequence(text(f"{field.name}="), field.json), field.is_required) for field in fields]
     return sequence(text(f"{tool.name}("), listed(items, ", ") if items else text(""), text(")"))
 
 

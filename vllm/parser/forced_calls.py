@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from vllm.parser.field_grammars import gemma_call, glm_call, pythonic_call, qwen3_coder_call
 from vllm.parser.grammar_formats import (
     ANY_TEXT,
+    Field,
     Format,
     any_of,
     any_schema_of,
+    arguments_of,
     calls_of,
     fields_of,
     is_text_enum,
@@ -113,31 +115,31 @@ def _parameters(tool: ToolSpec) -> Format:
     fields = fields_of(tool)
     if fields is None:
         # Too much for one parameter after another: all of them as one JSON object.
-        return _json_parameter("arguments", object_of(tool))
-    parts = [_parameter(field.name, field.schema, field.is_required) for field in fields]
+        return _json_parameter("arguments", arguments_of(tool))
+    parts = [_parameter(field) for field in fields]
     return sequence(*parts) if parts else text("")
 
 
-def _parameter(name: str, schema: Mapping[str, object], is_required: bool) -> Format:
-    options = [_json_parameter(name, schema)]
-    head = f'<{DSML}parameter name="{name}" string="true">'
-    if takes_any_text(schema):
+def _parameter(field: Field) -> Format:
+    options = [_json_parameter(field.name, field.json)]
+    head = f'<{DSML}parameter name="{field.name}" string="true">'
+    if takes_any_text(field.schema):
         options = [sequence(text(head), ANY_TEXT, text(f"</{DSML}parameter>\n"))]
-    elif values := is_text_enum(schema, DSML):
+    elif values := is_text_enum(field.schema, DSML):
         options = [text(f"{head}{value}</{DSML}parameter>\n") for value in values]
-    return any_of(*options) if is_required else any_of(*options, text(""))
+    return any_of(*options) if field.is_required else any_of(*options, text(""))
 
 
-def _json_parameter(name: str, schema: Mapping[str, object]) -> Format:
+def _json_parameter(name: str, value: Format) -> Format:
     head = f'<{DSML}parameter name="{name}" string="false">'
-    return sequence(text(head), json_of(schema), text(f"</{DSML}parameter>\n"))
+    return sequence(text(head), value, text(f"</{DSML}parameter>\n"))
 
 
 def _hermes(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
         tag(
             f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": ',
-            json_of(object_of(tool)),
+            arguments_of(tool),
             "}\n</tool_call>",
         )
         for tool in tools
@@ -154,7 +156,7 @@ def _think_tags(grammar: AnswerGrammar) -> Sequence[Format]:
 
 def _llama(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
-        tag(f'{{"name": {json.dumps(tool.name)}, "parameters": ', json_of(object_of(tool)), "}")
+        tag(f'{{"name": {json.dumps(tool.name)}, "parameters": ', arguments_of(tool), "}")
         for tool in tools
     ]
     return calls_of(tags, "; ", one_call)
@@ -183,7 +185,7 @@ def _harmony(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
         tag(
             f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>",
-            json_of(object_of(tool)),
+            arguments_of(tool),
             "",
         )
         for tool in tools
@@ -207,7 +209,7 @@ def _mistral(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
         tag(
             f'{{"name": {json.dumps(tool.name)}, "arguments": ',
-            json_of(object_of(tool)),
+            arguments_of(tool),
             "}",
         )
         for tool in tools
@@ -216,7 +218,7 @@ def _mistral(tools: Sequence[ToolSpec], one_call: bool) -> Format:
 
 
 def _mistral_named(tools: Sequence[ToolSpec], one_call: bool) -> Format:
-    tags = [tag(f"[TOOL_CALLS]{tool.name}[ARGS]", json_of(object_of(tool)), "") for tool in tools]
+    tags = [tag(f"[TOOL_CALLS]{tool.name}[ARGS]", arguments_of(tool), "") for tool in tools]
     return calls_of(tags, "", one_call)
 
 
@@ -225,7 +227,7 @@ def _kimi(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
         tag(
             f"<|tool_call_begin|>functions.{tool.name}:",
-            sequence(index, text("<|tool_call_argument_begin|>"), json_of(object_of(tool))),
+            sequence(index, text("<|tool_call_argument_begin|>"), arguments_of(tool)),
             "<|tool_call_end|>",
         )
         for tool in tools

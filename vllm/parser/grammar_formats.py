@@ -7,6 +7,9 @@ from typing import Any
 from vllm.tokenizers.chat_tools import ToolSpec
 
 Format = dict[str, Any]
+# What errors call the two parts of the grammar of "a call or an answer in a form".
+TOOLS_PART = "structured_outputs.tools"
+ANSWER_PART = "structured_outputs.answer"
 ANY_TEXT: Format = {"type": "any_text"}
 # Of a schema's root: what says more than that some properties are there.
 _COMBINATORS = (
@@ -20,11 +23,24 @@ _DEFINITIONS = ("$defs", "definitions")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An argument: its name, its schema with the definitions that it may refer to."""
+    """An argument: its name, its schema with the definitions that it may refer to.
+
+    Attributes:
+        name: Of the argument.
+        schema: Of its values.
+        is_required: Whether each call has it.
+        of: What errors of the schema name.
+    """
 
     name: str
     schema: Mapping[str, Any]
     is_required: bool
+    of: str
+
+    @property
+    def json(self) -> Format:
+        """The format of a value as JSON."""
+        return json_of(self.schema, self.of)
 
 
 def fields_of(tool: ToolSpec) -> list[Field] | None:
@@ -39,7 +55,12 @@ def fields_of(tool: ToolSpec) -> list[Field] | None:
         return None
     shared = {name: schema[name] for name in _DEFINITIONS if name in schema} | _leniency(tool)
     return [
-        Field(name, {**(value if isinstance(value, Mapping) else {}), **shared}, name in required)
+        Field(
+            name,
+            {**(value if isinstance(value, Mapping) else {}), **shared},
+            name in required,
+            f"{name_in_errors(tool)}, argument {name!r}",
+        )
         for name, value in properties.items()
         # Nothing is a value of such a one.
         if value is not False or name in required
@@ -79,14 +100,30 @@ def object_of(tool: ToolSpec) -> dict[str, Any]:
     return {**tool.parameters, "type": "object", **_leniency(tool)}
 
 
+def arguments_of(tool: ToolSpec) -> Format:
+    """Return the format of a tool's arguments as one JSON object."""
+    return json_of(object_of(tool), name_in_errors(tool))
+
+
+def name_in_errors(tool: ToolSpec) -> str:
+    """Return what errors of a tool's schema name."""
+    return f"{TOOLS_PART}: function {tool.name!r}"
+
+
 def text(value: str) -> Format:
     """Return the format of one text; special tokens are written as their text."""
     return {"type": "const_string", "value": value}
 
 
-def json_of(schema: Mapping[str, Any]) -> Format:
-    """Return the format of JSON that follows a schema."""
-    return {"type": "json_schema", "json_schema": dict(schema)}
+def json_of(schema: Mapping[str, Any], of: str = "") -> Format:
+    """Return the format of JSON that follows a schema.
+
+    Args:
+        schema: The schema.
+        of: What errors of it name, a field first; empty: the grammar as a whole.
+    """
+    made: Format = {"type": "json_schema", "json_schema": dict(schema)}
+    return {**made, "of": of} if of else made
 
 
 def any_schema_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

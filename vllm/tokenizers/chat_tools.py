@@ -50,7 +50,7 @@ def parse_tools(tools: Any) -> tuple[ToolSpec, ...]:
     """Check a request's ``tools`` in the chat dialect: ``{type: function, function: {...}}``.
 
     Raises:
-        UserInputError: The list is empty or one is malformed.
+        UserInputError: One is malformed.
         UnsupportedFeatureError: One is no function.
     """
     if tools is None:
@@ -58,7 +58,7 @@ def parse_tools(tools: Any) -> tuple[ToolSpec, ...]:
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise UserInputError("tools must be a list of functions.", "tools")
     if not tools:
-        raise UserInputError("tools is empty: leave it out.", "tools")
+        return ()
     specs = tuple(_parse_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools))
     twice, times = Counter(spec.name for spec in specs).most_common(1)[0]
     if times > 1:
@@ -104,18 +104,21 @@ def make_tool(where: str, function: Mapping[str, Any]) -> ToolSpec:
 
 
 def parse_tool_choice(choice: Any, tools: Sequence[ToolSpec]) -> ToolChoice:
-    """Check a request's ``tool_choice``; absent it is "auto" where there are tools.
+    """Check a request's ``tool_choice``; absent it is "auto", which without tools is "none".
 
     Raises:
         UserInputError: It is unknown, needs tools, or names one that is not among them.
     """
-    if choice is None:
-        return ToolChoice("auto" if tools else "none")
+    if choice in (None, "auto"):
+        return ToolChoice("auto") if tools else NO_TOOLS
     if choice == "none":
-        return ToolChoice("none")
+        return NO_TOOLS
     name = _chosen_name(choice)
     if not tools:
-        raise UserInputError("tool_choice needs tools: give some or leave it out.", "tool_choice")
+        raise UserInputError(
+            "tool_choice asks for a call, which needs tools: give some, or use auto.",
+            "tool_choice",
+        )
     if name is None:
         return ToolChoice(str(choice))
     if all(tool.name != name for tool in tools):

@@ -128,6 +128,17 @@ def test_a_conversation_is_known_by_where_it_ended() -> None:
     assert sessions.find([], 0) == 3
 
 
+def test_a_beginning_that_many_have_is_no_conversation() -> None:
+    sessions = Sessions()
+    alone = sessions.find([1, 2], 1)
+    # Some ways to go on are answers anew; more are other people's prompts.
+    assert [sessions.find([1, n, n + 10], 3) for n in (3, 4, 5)] == [alone] * 3
+    others = [sessions.find([1, n, n + 10], 3) for n in (6, 7, 8)]
+    assert len({alone, *others}) == 4
+    assert sessions.find([1, 6, 16, 20], 4) == others[0]
+    assert sessions.find([1, 2], 1) not in (alone, *others)
+
+
 def test_bursts_keep_order_and_number() -> None:
     bursts = Bursts(4.0, 1.0, 10.0)
     moved = [bursts.move(i / 10) for i in range(300)]

@@ -227,9 +227,8 @@ async def test_reasoning_that_never_ends_is_no_content(roomy: Served) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": []}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
         ({"messages": [*USER, {"role": "tool", "content": "x", "tool_call_id": 3}]}, "messages"),
     ],

@@ -749,7 +749,7 @@ def test_families_go_on_after_a_restart(tmp_path, family):
         "model": str(checkpoint),
         "block_size": 32,
         "max_model_len": 512,
-        "kv_cache_memory_bytes": 64 << 20,
+        "kv_cache_memory_bytes": 8 << 20,
     }
     expected, _ = run_engine(prompts, **arguments)
     root = tmp_path / "cache"
@@ -866,7 +866,7 @@ def test_other_weights_are_another_identity(tmp_path):
             prompts,
             prefix_cache_dir=str(tmp_path / "cache"),
             prefix_cache_disk_size="64MiB",
-            kv_cache_memory_bytes=64 << 20,
+            kv_cache_memory_bytes=8 << 20,
             **arguments,
         )
         found += cached

@@ -31,13 +31,13 @@ class GatedFiles(DiskFiles):
 
     def __init__(self) -> None:
         self.permits = threading.Semaphore(0)
-        self.fails = False
+        self.error: Exception | None = None
 
     def read(self, handle, buffer, offset):
         if len(buffer) > PART_BYTES:
             assert self.permits.acquire(timeout=TIMEOUT_S)
-            if self.fails:
-                raise OSError(5, "Input/output error")
+            if self.error is not None:
+                raise self.error
         return super().read(handle, buffer, offset)
 
 
@@ -137,9 +137,12 @@ def test_what_is_looked_up_is_found_before_the_rest_is_read(start):
     assert store.counts.corrupt == 1
 
 
-def test_an_index_that_cannot_be_read_to_its_end_still_serves_what_was_read(start):
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error"), ZeroDivisionError("a fault of ours")]
+)
+def test_an_index_that_cannot_be_read_to_its_end_still_serves_what_was_read(start, error):
     found = start.find(range(10))
-    start.files.fails = True
+    start.files.error = error
     start.files.permits.release()
     start.wait(lambda: not start.store.is_writable)
     assert start.store.find([key_of(n) for n in range(10)]) == found
@@ -149,6 +152,22 @@ def test_an_index_that_cannot_be_read_to_its_end_still_serves_what_was_read(star
     assert start.store.reserve([ObjectSpec(key_of(999), 1, SIZE)]) == [None]
     assert not start.store.is_ready
     start.store.commit(())
+
+
+def test_nobody_waits_for_a_thread_that_failed_unexpectedly(tmp_path, caplog):
+    def find_identity(note, stop):
+        raise ZeroDivisionError("a fault of ours")
+
+    keeper = StoreKeeper(lambda: CacheFolder(tmp_path / "cache", LIMIT), find_identity)
+    woken = threading.Event()
+    keeper.bind_wake(woken.set)
+    while keeper.is_opening:
+        assert woken.wait(TIMEOUT_S)
+        woken.clear()
+    assert keeper.store is None
+    assert not keeper.clear()
+    keeper.close()
+    assert sum("ZeroDivisionError" in (r.exc_text or "") for r in caplog.records) == 1
 
 
 def test_a_damaged_cell_is_not_found_early(template, tmp_path):

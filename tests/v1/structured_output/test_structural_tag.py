@@ -140,3 +140,27 @@ def test_what_is_none_is_refused(
     with pytest.raises(UserInputError, match=match) as error:
         reader.backend.compile(params)
     assert error.value.param == "structured_outputs"
+
+
+def test_errors_name_the_part_at_fault(reader: Reader) -> None:
+    def named(schema: Any, of: str) -> Any:
+        return {"type": "json_schema", "json_schema": schema, "of": of}
+
+    def options(first: Any, second: Any) -> StructuredOutputsParams:
+        tools = one("<f>", named(second, "structured_outputs.tools: function 'f'"))
+        return fmt(type="or", elements=[named(first, "structured_outputs.answer"), tools])
+
+    good, bad = {"type": "integer"}, {"type": "thing"}
+    for first, second, of in (
+        (bad, good, "structured_outputs.answer"),
+        (good, bad, "structured_outputs.tools: function 'f'"),
+    ):
+        with pytest.raises(UserInputError, match=f"^{of} cannot be compiled") as error:
+            reader.backend.compile(options(first, second))
+        assert error.value.param == of.split(":")[0]
+    # A client's own tag may say anything there.
+    with pytest.raises(UserInputError, match=r"^structured_outputs.structural_tag cannot") as error:
+        reader.backend.compile(fmt(**named(bad, "model")))
+    assert error.value.param == "structured_outputs"
+    with pytest.raises(UserInputError, match="x-guidance='5', which must be an object"):
+        reader.backend.compile(fmt(**named({"x-guidance": 5}, "")))

@@ -14,6 +14,8 @@ from vllm.v1.messages import EngineCoreOutput
 # Odd constants of a 64-bit mixer (splitmix64).
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
+# Ways in which prompts may go on where a conversation ended: it was answered again, or edited.
+_MAX_WAYS = 3
 
 
 class Balancer(Protocol):
@@ -171,11 +173,17 @@ def make_balancer(name: str, settings: RouterSettings) -> Balancer:
 class Sessions:
     """Numbers the conversations of a trace: a prompt goes on where an earlier one ended.
 
-    Owns: where conversations ended.
+    A prompt that ends with what many others begin with, such as a system prompt sent alone, is no
+    conversation's end: what goes on there in more than a few ways begins anew.
+
+    Owns: where conversations ended, and how prompts went on there.
     """
 
     def __init__(self) -> None:
         self._ends: dict[int, int] = {}
+        # By end, the spans that followed; a common beginning needs none any more.
+        self._further: dict[int, set[int]] = {}
+        self._common: set[int] = set()
         self.sizes: Counter[int] = Counter()
 
     def find(self, span_ids: Sequence[int], num_full: int) -> int:
@@ -186,9 +194,26 @@ class Sessions:
             num_full: How many of them are full.
         """
         full = span_ids[:num_full]
-        ids = reversed(full)
-        session = next((self._ends[i] for i in ids if i in self._ends), len(self.sizes))
-        if full:
+        session = self._follow(span_ids, num_full)
+        if session is None:
+            session = len(self.sizes)
+        if full and full[-1] not in self._common:
             self._ends[full[-1]] = session
         self.sizes[session] += 1
         return session
+
+    def _follow(self, span_ids: Sequence[int], num_full: int) -> int | None:
+        """Return the conversation that a prompt goes on with; None: none."""
+        for place in range(num_full - 1, -1, -1):
+            end = span_ids[place]
+            if end not in self._ends:
+                continue
+            if place + 1 < len(span_ids):
+                ways = self._further.setdefault(end, set())
+                ways.add(span_ids[place + 1])
+                if len(ways) > _MAX_WAYS:
+                    self._common.add(end)
+                    del self._ends[end], self._further[end]
+                    continue
+            return self._ends[end]
+        return None

@@ -148,7 +148,7 @@ def make_answer_request(
         response_format=response_format,
         thinking_token_budget=thinking.budget,
     )
-    return AnswerRequest(task, sampling, body.max_tokens)
+    return AnswerRequest(task, sampling, FIELD_NAMES, body.max_tokens)
 
 
 def read_output_config(

@@ -22,13 +22,10 @@ from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequ
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.pipeline.answers import AnswerDelta
 from vllm.entrypoints.openai.pipeline.chat_task import prepare_chat
-from vllm.entrypoints.openai.pipeline.single_answer import (
-    SingleAnswer,
-    fields_named,
-    prepare_answer,
-)
+from vllm.entrypoints.openai.pipeline.single_answer import SingleAnswer, prepare_answer
 from vllm.entrypoints.openai.request_scope import RequestScope, header_request_id, open_scope
 from vllm.logger import init_logger
 
@@ -51,8 +48,7 @@ async def create_message(
     scope = _open_scope(body, raw_request, context)
     thinking = read_thinking(body.thinking, body.max_tokens)
     request = make_answer_request(body, thinking, context)
-    with fields_named(FIELD_NAMES):
-        answer = await prepare_answer(request, scope, context, streams=bool(body.stream))
+    answer = await prepare_answer(request, scope, context, streams=bool(body.stream))
     first = MessageBody(scope.response_id, scope.model, _NO_USAGE)
     builder = MessageBuilder(first, hides_thinking=thinking.is_hidden)
     if body.stream:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from vllm.entrypoints.openai.field_names import NO_NAMES, fields_named, name_fields
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, EngineError
 from vllm.inputs import TokensPrompt
@@ -101,6 +102,7 @@ class EngineStream:
         jobs: What to answer.
         state: Can end the stream.
         timeout_s: How long ``start`` waits for the first output; None: as long as it takes.
+        field_names: From names in the engine's errors to the request's own.
     """
 
     def __init__(
@@ -109,11 +111,13 @@ class EngineStream:
         jobs: Sequence[Job],
         state: ServerState,
         timeout_s: float | None = None,
+        field_names: Mapping[str, str] = NO_NAMES,
     ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._state = state
         self._timeout_s = timeout_s
+        self._field_names = field_names
         self._waiting: dict[int, deque[RequestOutput]] = {}
         self._error: Exception | None = None
         self._ready = asyncio.Event()
@@ -133,8 +137,9 @@ class EngineStream:
         """
         self._state.add_running(self)
         try:
-            for index in range(len(self._jobs)):
-                await self._submit(index)
+            with fields_named(self._field_names):
+                for index in range(len(self._jobs)):
+                    await self._submit(index)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
                     self._first = await self._next()
@@ -177,7 +182,7 @@ class EngineStream:
             # It was alive when it took the request: this is a failure (500), not a refusal (503).
             error = EngineError(f"The engine died while it answered this request: {error}")
         if self._error is None:
-            self._error = error
+            self._error = name_fields(error, self._field_names)
         self._ready.set()
 
     async def _next(self) -> JobOutput | None:

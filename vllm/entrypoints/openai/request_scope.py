@@ -1,7 +1,7 @@
 """One HTTP request on its way: names, ignored fields, the jobs handed to the engine."""
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from starlette.types import Scope
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import until_disconnect
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
+from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields, ignored_fields_header
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
@@ -120,8 +121,17 @@ def make_stream(
     prompts: list[TokenizedPrompt],
     make_params: Callable[[TokenizedPrompt], SamplingParams],
     context: ServingContext,
+    field_names: Mapping[str, str],
 ) -> EngineStream:
     """Return the engine's answer to some prompts, not yet started.
+
+    Args:
+        scope: Of the HTTP request.
+        body: The request.
+        prompts: What to answer.
+        make_params: How.
+        context: The server's.
+        field_names: From names in the engine's errors to the request's own.
 
     Raises:
         UserInputError: A sampling field is wrong for one of the prompts.
@@ -129,11 +139,13 @@ def make_stream(
     rank = header_data_parallel_rank(scope.raw_request)
     # Two clients may send the same X-Request-Id at a time; the engine's ids must differ.
     unique = uuid.uuid4().hex[:8]
+    with fields_named(field_names):
+        params = [make_params(prompt) for prompt in prompts]
     jobs = [
         Job(
             request_id=f"{scope.response_id}-{i}-{unique}",
             token_ids=prompt.token_ids,
-            params=make_params(prompt),
+            params=params[i],
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
             cache_boundaries=prompt.cache_boundaries,
@@ -148,7 +160,9 @@ def make_stream(
             _log_request(job, prompt, context)
     # An error before the first output is told by a status, unless that would keep a stream silent.
     timeout_s = context.args.operations.keep_alive_s or None
-    return EngineStream(context.engine, jobs, context.state, timeout_s if body.stream else None)
+    return EngineStream(
+        context.engine, jobs, context.state, timeout_s if body.stream else None, field_names
+    )
 
 
 def _log_request(job: Job, prompt: TokenizedPrompt, context: ServingContext) -> None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream
+from vllm.entrypoints.openai.field_names import NO_NAMES
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from vllm.entrypoints.openai.pipeline.answers import (
     AnswerDelta,
@@ -20,7 +21,12 @@ from vllm.entrypoints.openai.pipeline.answers import (
     read_answers,
 )
 from vllm.entrypoints.openai.pipeline.chat_messages import chat_deltas, chat_message
-from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat, prepare_chat
+from vllm.entrypoints.openai.pipeline.chat_task import (
+    ChatTask,
+    PreparedChat,
+    prepare_chat,
+    structure_names,
+)
 from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
 from vllm.entrypoints.openai.prompts import TokenizedPrompt, truncate
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest
@@ -60,6 +66,7 @@ class _Chat:
     context: ServingContext
     created: int
     logprobs_options: LogprobsOptions
+    field_names: Mapping[str, str]
 
     def params(self, prompt: TokenizedPrompt) -> SamplingParams:
         body, served_model = self.body, self.context.served_model
@@ -121,7 +128,8 @@ async def create_chat_completion(
         ClientGoneError: The client left before the answer began.
     """
     chat = await _check(body, raw_request, context)
-    stream = make_stream(chat.scope, body, [chat.prepared.prompt], chat.params, context)
+    prompts = [chat.prepared.prompt]
+    stream = make_stream(chat.scope, body, prompts, chat.params, context, chat.field_names)
     if not body.stream:
         content = await chat.scope.until_gone(_collect(chat, stream))
         return Response(content, media_type="application/json", headers=chat.scope.headers)
@@ -168,6 +176,7 @@ async def _check(
         context=context,
         created=unix_now(),
         logprobs_options=LogprobsOptions(num_top if body.logprobs else None, num_prompt_top),
+        field_names=structure_names(task, body, NO_NAMES),
     )
 
 

@@ -30,6 +30,7 @@ from vllm.entrypoints.openai.sampling import (
     resolve_max_tokens,
 )
 from vllm.entrypoints.openai.sse import encode_event, with_errors_as_events
+from vllm.entrypoints.openai.structured_fields import find_structured_field
 from vllm.entrypoints.openai.usage import UsageCounter
 from vllm.exceptions import UserInputError
 from vllm.outputs import CompletionOutput, PromptLogprobs
@@ -162,7 +163,8 @@ async def create_completion(
         ClientGoneError: The client left before the answer began.
     """
     request = await _check(body, raw_request, context)
-    stream = make_stream(request.scope, body, request.prompts, request.params, context)
+    names = {"structured_outputs": find_structured_field(body) or "structured_outputs"}
+    stream = make_stream(request.scope, body, request.prompts, request.params, context, names)
     if not body.stream:
         content = await request.scope.until_gone(_collect(request, stream))
         return Response(content, media_type="application/json", headers=request.scope.headers)

@@ -45,6 +45,22 @@ def make_structured_outputs(request: SamplingRequest) -> StructuredOutputsParams
     return found[asked[0]] if asked else None
 
 
+def find_structured_field(request: SamplingRequest) -> str | None:
+    """Return the field that asks for structure, as ``make_structured_outputs`` takes it."""
+    given = request.response_format
+    if given is not None and given.get("type") != "text":
+        return "response_format"
+    if request.structured_outputs is not None:
+        return "structured_outputs"
+    return next((name for name in _GUIDED_FIELDS if getattr(request, name) is not None), None)
+
+
+def asks_for_tag(request: SamplingRequest) -> bool:
+    """Whether the structure asked for is a structural tag of the client's own."""
+    form, outputs = request.response_format or {}, request.structured_outputs or {}
+    return form.get("type") == "structural_tag" or outputs.get("structural_tag") is not None
+
+
 def _from_response_format(given: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
     kind: Any = "text" if given is None else given.get("type")
     if given is None or kind == "text":

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.tiered_pool import TieredPool
 
 
-def _require(holds: bool, number: str, detail: str) -> None:
-    if not holds:
-        raise InvariantError(f"{number} does not hold: {detail}")
+def _broken(number: str, detail: str) -> InvariantError:
+    return InvariantError(f"{number} does not hold: {detail}")
 
 
 def check_cache(coordinator: Coordinator, num_computed: Mapping[str, int] | None = None) -> None:
@@ -44,7 +43,7 @@ def check_cache(coordinator: Coordinator, num_computed: Mapping[str, int] | None
     """
     check_pool(coordinator.block_pool, coordinator.held_blocks())
     for number, fault in coordinator.find_faults(num_computed or {}):
-        _require(False, number, fault)
+        raise _broken(number, fault)
 
 
 def check_pool(pool: TieredPool, held: Iterable[KVCacheBlock]) -> None:
@@ -60,79 +59,67 @@ def check_pool(pool: TieredPool, held: Iterable[KVCacheBlock]) -> None:
     _check_ref_counts(pool, Counter(block.block_id for block in held if not block.is_null))
     _check_tiers(pool)
     for fault in pool.index.find_faults(pool.blocks):
-        _require(False, "I4", fault)
+        raise _broken("I4", fault)
     if pool.pins is not None:
         for fault in pool.pins.find_faults():
-            _require(False, "I4", fault)
+            raise _broken("I4", fault)
         for block in filter(pool.pins.holds, pool.blocks):
-            detail = f"block {block.block_id} is pinned, and nothing is cached in it"
-            _require(pool.index.is_cached(block), "I4", detail)
-        _require(
-            pool.pins.num_blocks <= pool.pins.max_blocks,
-            "I3",
-            f"{pool.pins.num_blocks} blocks are pinned, above the cap of {pool.pins.max_blocks}",
-        )
+            if not pool.index.is_cached(block):
+                detail = f"block {block.block_id} is pinned, and nothing is cached in it"
+                raise _broken("I4", detail)
+        if pool.pins.num_blocks > pool.pins.max_blocks:
+            num_pinned, cap = pool.pins.num_blocks, pool.pins.max_blocks
+            raise _broken("I3", f"{num_pinned} blocks are pinned, above the cap of {cap}")
+
+
+# Most blocks of most pools are free and serve nothing, and tests check a pool after every step:
+# the loops put nothing into words but a fault.
 
 
 def _check_ref_counts(pool: TieredPool, holds: Counter[int]) -> None:
-    num_null = pool.null_block.ref_cnt
-    _require(num_null == 0, "I2", f"the null block counts {num_null}, and is never counted")
+    if num_null := pool.null_block.ref_cnt:
+        raise _broken("I2", f"the null block counts {num_null}, and is never counted")
     num_held_by_model = 0
     for block in pool.blocks[1:]:
         num_held = holds[block.block_id]
-        if num_held == 0 and block.ref_cnt == 1 and num_held_by_model < pool.num_reserved_blocks:
-            num_held_by_model += 1
+        if block.ref_cnt == num_held:
             continue
-        _require(
-            block.ref_cnt == num_held,
-            "I2",
-            f"block {block.block_id} counts {block.ref_cnt}, held {num_held} times",
-        )
+        if num_held or block.ref_cnt != 1 or num_held_by_model == pool.num_reserved_blocks:
+            detail = f"block {block.block_id} counts {block.ref_cnt}, held {num_held} times"
+            raise _broken("I2", detail)
+        num_held_by_model += 1
     num_free = sum(queue.num_free_blocks for queue in dict.fromkeys(pool.tiers))
     num_held_blocks = len(holds) + num_held_by_model
-    _require(
-        num_free + num_held_blocks + 1 == pool.num_gpu_blocks,
-        "I1",
-        f"{num_free} free + {num_held_blocks} held + 1 null != {pool.num_gpu_blocks}",
-    )
-    _require(
-        num_free == pool.get_num_free_blocks(),
-        "I1",
-        f"the pool counts {pool.get_num_free_blocks()} free blocks, its tiers {num_free}",
-    )
+    if num_free + num_held_blocks + 1 != pool.num_gpu_blocks:
+        detail = f"{num_free} free + {num_held_blocks} held + 1 null != {pool.num_gpu_blocks}"
+        raise _broken("I1", detail)
+    if num_free != (num_counted := pool.get_num_free_blocks()):
+        raise _broken("I1", f"the pool counts {num_counted} free blocks, its tiers {num_free}")
 
 
 def _check_tiers(pool: TieredPool) -> None:
     seen: Counter[int] = Counter()
     for queue in dict.fromkeys(pool.tiers):
         queued = queue.get_all_free_blocks()
-        _require(
-            len(queued) == queue.num_free_blocks,
-            "I3",
-            f"a tier counts {queue.num_free_blocks} blocks, holds {len(queued)}",
-        )
+        if len(queued) != queue.num_free_blocks:
+            detail = f"a tier counts {queue.num_free_blocks} blocks, holds {len(queued)}"
+            raise _broken("I3", detail)
+        seen.update(block.block_id for block in queued)
         for block in queued:
-            seen[block.block_id] += 1
             placed, best = pool.tier_of(block), _best_tier(pool, block)
-            _require(
-                placed is not None and pool.tiers[placed] is queue,
-                "I3",
-                f"block {block.block_id} is believed in tier {placed!r}, and stands elsewhere",
-            )
-            _require(
-                pool.tiers[best] is queue,
-                "I3",
-                f"block {block.block_id} stands in {placed!r}, but serves what {best!r} is for",
-            )
-    _require(seen[0] == 0, "I3", "the null block stands in a tier")
+            if placed is None or pool.tiers[placed] is not queue:
+                detail = f"block {block.block_id} is believed in tier {placed!r}, stands elsewhere"
+                raise _broken("I3", detail)
+            if pool.tiers[best] is not queue:
+                detail = f"block {block.block_id} stands in {placed!r}, but serves {best!r}"
+                raise _broken("I3", detail)
+    if seen[0]:
+        raise _broken("I3", "the null block stands in a tier")
     for block in pool.blocks[1:]:
-        expected = 1 if block.ref_cnt == 0 else 0
-        _require(
-            seen[block.block_id] == expected,
-            "I3",
-            f"block {block.block_id} with ref count {block.ref_cnt} stands in "
-            f"{seen[block.block_id]} tiers",
-        )
+        if seen[block.block_id] != (block.ref_cnt == 0):
+            num_tiers = seen[block.block_id]
+            detail = f"block {block.block_id} with ref count {block.ref_cnt} stands in {num_tiers}"
+            raise _broken("I3", f"{detail} tiers")
 
 
 def _best_tier(pool: TieredPool, block: KVCacheBlock) -> Tier:

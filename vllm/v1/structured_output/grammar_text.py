@@ -84,12 +84,21 @@ def make_schema(
         schema = {}
     if not isinstance(schema, dict):
         raise UserInputError(
-            f"A JSON schema must be an object, not {str(schema)[:60]!r}.", "structured_outputs"
+            f"structured_outputs.{params.kind}: a JSON schema must be an object, not "
+            f"{str(schema)[:60]!r}.",
+            "structured_outputs",
+        )
+    own = schema.get("x-guidance")
+    if not isinstance(own, dict | None):
+        raise UserInputError(
+            f"structured_outputs.{params.kind} holds x-guidance={str(own)[:60]!r}, which must be "
+            "an object.",
+            "structured_outputs",
         )
     options: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or _WHITESPACE}
     if params.disable_any_whitespace:
         options = {"whitespace_flexible": False}
-    made = {**schema, "x-guidance": {**options, **(schema.get("x-guidance") or {})}}
+    made = {**schema, "x-guidance": {**options, **(own or {})}}
     if of_type is not None:
         made["type"] = of_type
     return _close_objects(made) if params.disable_additional_properties else made

@@ -1,13 +1,13 @@
 """What a grammar may cost, and the checks that need no compiler."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from vllm.exceptions import UserInputError
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import STRUCTURED_KINDS, StructuredOutputsParams
 
 MAX_TEXT_BYTES = 1 << 20
 MAX_DEPTH = 64
@@ -41,7 +41,8 @@ def check_size(params: StructuredOutputsParams) -> None:
     size = len(msgspec.msgpack.encode(params))
     if size > MAX_TEXT_BYTES:
         raise UserInputError(
-            f"structured_outputs takes {size} bytes: at most {MAX_TEXT_BYTES} are allowed.", _PARAM
+            f"structured_outputs: {size} bytes as a whole, at most {MAX_TEXT_BYTES} are allowed.",
+            _PARAM,
         )
 
 
@@ -79,12 +80,36 @@ def _read_object(given: str | Mapping[str, Any], field: str, what: str) -> dict[
             _PARAM,
         )
     if _is_deeper_than(value, MAX_DEPTH):
-        raise UserInputError(
-            f"structured_outputs.{field} is nested deeper than {MAX_DEPTH} levels: flatten it, or "
-            "use $ref.",
-            _PARAM,
+        deep = (of for of, part in find_named_parts(value) if _is_deeper_than(part, MAX_DEPTH))
+        raise make_part_error(
+            next(deep, f"{_PARAM}.{field}"),
+            f"is nested deeper than {MAX_DEPTH} levels: flatten it, or use $ref.",
         )
     return value
+
+
+def find_named_parts(tag: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the formats of a structural tag that say what errors call them, with these names.
+
+    Their makers put a field first in a name: "structured_outputs.tools: function 'f'".
+    """
+    waiting: list[Any] = [tag]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += reversed(item)
+        elif isinstance(item, Mapping):
+            of = item.get("of")
+            if isinstance(of, str) and of.startswith(f"{_PARAM}."):
+                yield of, item
+            waiting += [item.get(name) for name in ("format", "content", "elements", "tags")]
+
+
+def make_part_error(of: str, what: str) -> UserInputError:
+    """Return the error of a part of a grammar, by the name that ``find_named_parts`` gives."""
+    field = of.partition(":")[0]
+    is_kind = field.removeprefix(f"{_PARAM}.") in STRUCTURED_KINDS
+    return UserInputError(f"{of} {what}", _PARAM if is_kind else field)
 
 
 def _is_deeper_than(value: Any, limit: int) -> bool:

@@ -41,9 +41,10 @@ class TrialOrder:
 
 
 class TrialVerdict(msgspec.Struct, frozen=True):
-    """What the child says; ``error`` is empty for a grammar that compiles."""
+    """What the child says; ``error`` is empty for a grammar that compiles, ``param`` its field."""
 
     error: str = ""
+    param: str = "structured_outputs"
 
 
 def write_message(stream: IO[bytes], data: bytes) -> None:
@@ -89,13 +90,13 @@ class TrialProcess:
         if reply is None:
             self.stop()
             raise UserInputError(
-                f"structured_outputs.{params.kind} takes more than {CPU_S:g} s or "
-                f"{MEMORY_BYTES >> 20} MiB to compile: make it smaller or simpler.",
+                f"structured_outputs.{params.kind}: compiling takes more than {CPU_S:g} s or "
+                f"{MEMORY_BYTES >> 20} MiB, make it smaller or simpler.",
                 "structured_outputs",
             )
         verdict = msgspec.msgpack.decode(reply, type=TrialVerdict)
         if verdict.error:
-            raise UserInputError(verdict.error, "structured_outputs")
+            raise UserInputError(verdict.error, verdict.param)
 
     def kill(self) -> None:
         """End the child from another thread; a check under way fails."""

@@ -50,9 +50,9 @@ def _try(backend: Backend, params: StructuredOutputsParams) -> TrialVerdict:
     try:
         backend.compile(params)
     except UserInputError as error:
-        return TrialVerdict(str(error))
+        return TrialVerdict(str(error), error.param or "structured_outputs")
     except MemoryError:
-        return TrialVerdict(f"structured_outputs.{params.kind} takes too much memory to compile.")
+        return TrialVerdict(f"structured_outputs.{params.kind}: compiling takes too much memory.")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return TrialVerdict()

@@ -73,13 +73,14 @@ class FaultyFiles(DiskFiles):
 
     def __init__(self) -> None:
         self.failing: set[str] = set()
+        self.error: Exception = OSError(5, "Input/output error")
         self.hanging = threading.Event()
         self.hanging.set()
 
     def _check(self, name: str) -> None:
         self.hanging.wait(120)
         if name in self.failing:
-            raise OSError(5, "Input/output error")
+            raise self.error
 
     def read(self, handle, buffer, offset):
         self._check("read")
@@ -209,6 +210,28 @@ def test_a_disk_that_refuses_a_read_changes_nothing(rigs):
     report = rig.worker.take_report()
     assert (report.num_failed_reads, report.failures) == (1, {"r": "restore_failed"})
     assert all(torch.equal(rig.caches[name], before[name]) for name in before)
+
+
+def test_an_error_that_nobody_expects_ends_a_restore_at_once(rigs, caplog):
+    rig = rigs()
+    rig.write(STATE, STATE_BLOCKS)
+    rig.files.failing, rig.files.error = {"read"}, ZeroDivisionError("a fault of ours")
+    blocks = PrefixBlocks(12, 8, (1, 1), ((15,), (17, 18)))
+    # The deadline is far behind the test's own.
+    assert not rig.restore([STATE, STATE, STATE], blocks, timeout_s=6000)
+    assert rig.worker.take_report().failures == {"r": "restore_failed"}
+    assert sum("ZeroDivisionError: a fault" in (r.exc_text or "") for r in caplog.records) == 1
+    rig.files.failing = set()
+    assert rig.restore([STATE], blocks)
+
+
+def test_an_error_that_nobody_expects_is_a_batch_that_was_not_written(rigs):
+    rig = rigs()
+    rig.files.failing, rig.files.error = {"sync"}, ZeroDivisionError("a fault of ours")
+    report = rig.write(STATE, STATE_BLOCKS)
+    assert (report.unwritten, report.unsynced) == ({1: 1}, {1})
+    rig.files.failing = set()
+    assert rig.write(ROWS, ROWS_BLOCKS).written == {2: 1}
 
 
 def test_bytes_that_are_not_the_ones_written_change_nothing(rigs):

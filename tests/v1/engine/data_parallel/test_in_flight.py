@@ -4,6 +4,7 @@ import random
 from collections import Counter
 
 from vllm.v1.engine.data_parallel.in_flight import InFlight
+from vllm.v1.engine.data_parallel.policy import find_standing_cost
 
 
 def pending(flight: InFlight, hashes: list[int]) -> dict[int, int]:
@@ -21,12 +22,16 @@ def test_a_request_counts_until_its_prompt_is_computed_and_until_it_ends() -> No
     flight.add_replica()
     flight.add("a", 1, [1, 2, 3], 96)
     assert flight.num_requests.tolist() == [0, 1]
-    assert flight.backlog_tokens.tolist() == [0, 96]
+    assert flight.standing_costs.tolist() == [0, find_standing_cost(1, 96)]
     assert pending(flight, [1, 2, 9]) == {1: 2}
     assert pending(flight, [5]) == pending(flight, []) == {}
     flight.note_computed("a")
     flight.note_computed("a")
-    assert (flight.num_requests[1], flight.backlog_tokens[1]) == (1, 0)
+    assert (flight.num_requests[1], flight.standing_costs[1]) == (1, find_standing_cost(1, 0))
+    # Others' requests show in what it reports.
+    flight.note_reported(1, 3)
+    assert (flight.num_requests[1], flight.standing_costs[1]) == (3, find_standing_cost(3, 0))
+    flight.note_reported(1, 0)
     assert pending(flight, [1]) == {}
     flight.add("b", 0, list(range(100, 140)), 5, cached_units=20)
     assert pending(flight, list(range(100, 110))) == {}
@@ -63,7 +68,8 @@ def test_any_history_leaves_nothing_behind() -> None:
         for rank in range(3):
             mine = [entry for entry in alive.values() if entry[0] == rank]
             assert flight.num_requests[rank] == counts[rank]
-            assert flight.backlog_tokens[rank] == sum(work for _, _, work in mine)
+            backlog = sum(work for _, _, work in mine)
+            assert flight.standing_costs[rank] == find_standing_cost(counts[rank], backlog)
             known = {short for _, hashes, _ in mine for short in hashes}
             shared = next((i for i, h in enumerate(asked) if h not in known), len(asked))
             # As documented: up to 7 units too few, never too many; short ones exactly. An end that

@@ -14,6 +14,7 @@ from vllm.v1.engine.data_parallel.policy import (
     find_eviction_price,
     find_eviction_prices,
     find_order,
+    find_standing_cost,
 )
 
 MAX_SEQS = 16
@@ -42,8 +43,10 @@ def arrays(replicas: list[One]) -> tuple[Loads, np.ndarray]:
         for field in fields(One)
     }
     cached = columns.pop("cached_tokens")
+    backlog = columns.pop("backlog_tokens")
+    standing = [*map(find_standing_cost, columns["num_requests"], backlog)]
     prices = find_eviction_prices(columns["recent_tokens"], mean_recent(replicas))
-    return Loads(**columns, eviction_prices=prices), cached
+    return Loads(**columns, standing_costs=np.array(standing), eviction_prices=prices), cached
 
 
 def chosen(replicas: list[One], num_tokens: int, key: int | None = None) -> int:

@@ -191,6 +191,8 @@ class StoreKeeper:
             self._open()
         except (VllmError, OSError) as error:
             logger.warning("The prefix cache on disk is off: %s", error)
+        except Exception:  # a thread's edge: requests would wait for it
+            logger.exception("The prefix cache on disk is off.")
         self.is_opening = False
         self._wake()
         if self.store is not None:
@@ -200,11 +202,17 @@ class StoreKeeper:
                 work()
             except OSError as error:
                 logger.warning("The prefix cache on disk is written no more: %s", error)
-                if self.store is not None:
-                    self.store.is_writable = False
+                self._stop_writing()
+            except Exception:  # a thread's edge: who waits for its word would wait for ever
+                logger.exception("The prefix cache on disk is written no more.")
+                self._stop_writing()
             self._wake()
         if self._folder is not None:
             self._folder.close()
+
+    def _stop_writing(self) -> None:
+        if self.store is not None:
+            self.store.is_writable = False
 
     def _open(self) -> None:
         folder = self._open_folder()
@@ -231,6 +239,9 @@ class StoreKeeper:
                     self._wake()
         except OSError as error:
             logger.warning("The index of the prefix cache on disk cannot be read: %s.", error)
+            store.stop_reading()
+        except Exception:  # a thread's edge: lookups would wait for the rest
+            logger.exception("The index of the prefix cache on disk cannot be read.")
             store.stop_reading()
         if not store.is_ready:
             self._wake()

@@ -354,21 +354,25 @@ class OffloadWorker:
         written: list[int] = []
         unwritten: list[int] = []
         num_bytes = sum(extent.num_bytes for extent, _ in batch)
-        for extent, data in batch:
-            try:
-                self._rows.write(extent, [data])
-            except OSError as error:
-                logger.warning("The prefix cache on disk cannot be written: %s.", error)
-                unwritten.append(extent.sequence)
-            else:
-                written.append(extent.sequence)
         unsynced: frozenset[int] = frozenset()
         try:
+            for extent, data in batch:
+                try:
+                    self._rows.write(extent, [data])
+                except OSError as error:
+                    logger.warning("The prefix cache on disk cannot be written: %s.", error)
+                    unwritten.append(extent.sequence)
+                else:
+                    written.append(extent.sequence)
             self._rows.sync()
         except OSError as error:
             logger.warning("The prefix cache on disk cannot be synced: %s.", error)
             unsynced = frozenset(written)
             unwritten, written = [*unwritten, *written], []
+        except Exception:  # a thread's edge: the batch would never be reported
+            logger.exception("The writer of the prefix cache failed unexpectedly.")
+            unsynced = frozenset(extent.sequence for extent, _ in batch)
+            unwritten, written = list(unsynced), []
         with self._lock:
             self._report = self._report.aggregate(
                 OffloadReport(
@@ -392,6 +396,9 @@ class OffloadWorker:
                     restore.end(str(error).removesuffix("."), corrupt)
                 except OSError as error:
                     restore.end(f"its prefix cannot be read from disk ({error})")
+                except Exception as error:  # a thread's edge: its request would wait in vain
+                    if restore.end(f"its prefix was not restored ({error!r})"):
+                        logger.exception("A reader of the prefix cache failed unexpectedly.")
             if restore.is_over:
                 self._wake()
 

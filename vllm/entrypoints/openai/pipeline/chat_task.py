@@ -7,10 +7,13 @@ from functools import partial
 from typing import Any
 
 from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
+from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.entrypoints.openai.structured_fields import asks_for_tag, find_structured_field
 from vllm.exceptions import UserInputError
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
-from vllm.parser.grammar_formats import Format, any_of, json_of, text
+from vllm.parser.grammar_formats import ANSWER_PART, TOOLS_PART, Format, any_of, json_of, text
 from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
 from vllm.parser.registry import NONE
 from vllm.sampling_params import ReasoningSpan, SamplingParams, StructuredOutputsParams
@@ -58,6 +61,30 @@ class PreparedChat:
     in_reasoning: bool
     make_parser: Callable[[], ResponseParser]
     adapt_params: Callable[[SamplingParams], SamplingParams]
+
+
+def structure_names(
+    task: ChatTask, request: SamplingRequest, field_names: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the request's own names for what errors say of a chat's grammar.
+
+    Args:
+        task: The chat.
+        request: Its sampling fields.
+        field_names: Other fields of chats in the names of the API that was called; returned too.
+    """
+    field = find_structured_field(request)
+    own = None if field is None else field_names.get(field, field)
+    tools = "tools" if task.tools and task.tool_choice.mode != "none" else None
+    whole = [tools, None if task.tool_choice.is_forced else own]
+    if own is not None and not task.tool_choice.is_forced and asks_for_tag(request):
+        whole = [own]  # it says itself where calls stand
+    named = {
+        "structured_outputs": " and ".join(name for name in whole if name is not None),
+        TOOLS_PART: tools,
+        ANSWER_PART: own,
+    }
+    return {**field_names, **{below: name for below, name in named.items() if name}}
 
 
 async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
@@ -135,13 +162,16 @@ def _answer_grammar(
     may_call = bool(task.options.tools)
     if not choice.is_forced and (asked is None or not (may_call or context.parsers.is_harmony)):
         return asked
-    form = None if asked is None or choice.is_forced else _form_of(asked)
+    form: Format | None = None
+    if asked is not None and not choice.is_forced:
+        with fields_named({"structured_outputs": ANSWER_PART}):
+            form = _form_of(asked)
     if not choice.is_forced and form is None:
         return asked  # a structural tag says itself where calls stand
     tools = task.tools if may_call else ()
     grammar = AnswerGrammar(
         tools=[tool for tool in tools if choice.name is None or tool.name == choice.name],
-        form=form,
+        form=None if form is None else {**form, "of": ANSWER_PART},
         one_call=choice.name is not None or not task.parallel_tool_calls,
         in_reasoning=prompt.in_reasoning,
         may_reason=not prompt.has_reasoned,

@@ -1,8 +1,6 @@
 """One answer to one chat, for the APIs without ``n``: from its fields to pieces and counts."""
 
-import re
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +8,15 @@ import msgspec
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.engine_stream import EngineStream
+from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.logprobs import chat_logprobs
 from vllm.entrypoints.openai.pipeline.answers import AnswerDelta, read_answers
-from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat, prepare_chat
+from vllm.entrypoints.openai.pipeline.chat_task import (
+    ChatTask,
+    PreparedChat,
+    prepare_chat,
+    structure_names,
+)
 from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
 from vllm.entrypoints.openai.prompts import truncate
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest, SamplingRequest
@@ -28,6 +32,7 @@ from vllm.entrypoints.openai.sampling import (
 from vllm.entrypoints.openai.usage import UsageCounter
 from vllm.exceptions import ShuttingDownError, UnsupportedFeatureError, UserInputError
 from vllm.outputs import CompletionOutput
+from vllm.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +42,14 @@ class AnswerRequest:
     Attributes:
         task: The chat.
         sampling: Its sampling fields and response format; has no messages.
+        field_names: From the fields of chats to those of the API that was called, for errors.
         max_tokens: Of the answer; None: what is left of the context.
         top_logprobs: Likely tokens to report per token; None: no log probabilities.
     """
 
     task: ChatTask
     sampling: ChatCompletionRequest
+    field_names: Mapping[str, str]
     max_tokens: int | None = None
     top_logprobs: int | None = None
 
@@ -162,21 +169,29 @@ async def prepare_answer(
     Raises:
         UserInputError: A field is wrong.
     """
-    served_model = context.served_model
     sampling = request.sampling.model_copy(update={"stream": streams})
+    names = structure_names(request.task, sampling, request.field_names)
+    with fields_named(names):
+        chat, params = await _prepare(request, sampling, context)
+        stream = make_stream(scope, sampling, [chat.prompt], lambda _: params, context, names)
+    return SingleAnswer(chat, stream, context, params.logprobs)
+
+
+async def _prepare(
+    request: AnswerRequest, sampling: ChatCompletionRequest, context: ServingContext
+) -> tuple[PreparedChat, SamplingParams]:
+    """The rendered chat, and how to answer it."""
+    served_model = context.served_model
     check_request(sampling, served_model)
     top_logprobs = check_logprobs(request.top_logprobs, served_model, "top_logprobs")
     chat = await prepare_chat(request.task, context)
     prompt = truncate(chat.prompt, sampling, request.max_tokens, served_model)
-    chat = replace(chat, prompt=prompt)
     num_prompt = len(prompt.token_ids)
     max_tokens = resolve_max_tokens(request.max_tokens, None, num_prompt, served_model)
     params = make_sampling_params(
         sampling, served_model, max_tokens, LogprobsOptions(top_logprobs, None)
     )
-    params = chat.adapt_params(params)
-    stream = make_stream(scope, sampling, [prompt], lambda _: params, context)
-    return SingleAnswer(chat, stream, context, top_logprobs)
+    return replace(chat, prompt=prompt), chat.adapt_params(params)
 
 
 # Fields of SamplingRequest that the other APIs spell otherwise, or do not have.
@@ -214,26 +229,6 @@ def sampling_of(body: SamplingRequest, **chat_fields: Any) -> ChatCompletionRequ
     fields = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
     fields |= {name: value for name, value in chat_fields.items() if value is not None}
     return ChatCompletionRequest.model_validate({"messages": [], **fields})
-
-
-@contextmanager
-def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors speak of a request's own fields where the code below has other names for them.
-
-    Args:
-        names: From the name below to the request's.
-
-    Raises:
-        UserInputError: As the block raised it, renamed.
-    """
-    try:
-        yield
-    except UserInputError as error:
-        own = names.get(error.param or "")
-        if own is None:
-            raise
-        message = re.sub(rf"^{re.escape(error.param or '')}\b", own, str(error))
-        raise type(error)(message, own) from error
 
 
 def check_encodable(value: Any, param: str) -> int:

@@ -91,8 +91,8 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
     CHAT: {
         **_SHARED,
         **_OF_CHATS,
-        "functions": Refused((), "use tools"),
-        "function_call": Refused(("none",), "use tool_choice"),
+        "functions": Refused(([],), "use tools"),
+        "function_call": Refused(("none", "auto"), "use tool_choice"),
         "modalities": Refused((["text"],), "only texts are served"),
         "audio": Refused((), "only texts are served"),
         "web_search_options": Refused((), "give a tool of your own"),

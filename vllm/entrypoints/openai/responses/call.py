@@ -140,7 +140,7 @@ def make_answer_request(
     if not messages:
         raise UserInputError("input is empty: give at least one item.", "input")
     given = chat_tools(body.tools)
-    choice, tools = chat_tool_choice(body.tool_choice, given.functions, given.ignored)
+    choice, tools = chat_tool_choice(body.tool_choice, given.functions)
     specs = parse_tools(tools)
     options = ChatOptions(
         reasoning_effort=chat_effort(body.reasoning),
@@ -158,7 +158,7 @@ def make_answer_request(
         breakpoints=breakpoints,
     )
     sampling = sampling_of(body, response_format=chat_response_format(body.text))
-    return AnswerRequest(task, sampling)
+    return AnswerRequest(task, sampling, FIELD_NAMES)
 
 
 def _first_body(

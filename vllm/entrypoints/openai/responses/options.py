@@ -119,7 +119,7 @@ def _chat_tool(where: str, tool: Any) -> dict[str, Any]:
 
 
 def chat_tool_choice(
-    choice: Any, tools: list[dict[str, Any]] | None, ignored: Sequence[str] = ()
+    choice: Any, tools: list[dict[str, Any]] | None
 ) -> tuple[Any, list[dict[str, Any]] | None]:
     """Return ``tool_choice`` as chats spell it, and the tools that it leaves.
 
@@ -127,8 +127,6 @@ def chat_tool_choice(
         UserInputError: It is malformed, or allows what is no tool of the request.
         UnsupportedFeatureError: It names a built-in tool.
     """
-    if choice == "auto" and not tools and ignored:
-        return None, tools  # all that there was to choose from was left out
     if choice is None or isinstance(choice, str):
         return choice, tools
     if not isinstance(choice, Mapping):

@@ -9,12 +9,9 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.pipeline.chat_task import prepare_chat
-from vllm.entrypoints.openai.pipeline.single_answer import (
-    SingleAnswer,
-    fields_named,
-    prepare_answer,
-)
+from vllm.entrypoints.openai.pipeline.single_answer import SingleAnswer, prepare_answer
 from vllm.entrypoints.openai.responses.background import BackgroundResponse, BackgroundResponses
 from vllm.entrypoints.openai.responses.bodies import (
     DeletedBody,
@@ -72,9 +69,8 @@ class ResponsesService:
         call = make_call(body, raw_request, self._store, context)
         if body.background:
             self._background.check_room()
-        with fields_named(FIELD_NAMES):
-            streams = bool(body.stream) or bool(body.background)
-            answer = await prepare_answer(call.request, call.scope, context, streams=streams)
+        streams = bool(body.stream) or bool(body.background)
+        answer = await prepare_answer(call.request, call.scope, context, streams=streams)
         builder = ResponseBuilder(
             call.body, seals_reasoning=call.seals_reasoning, namespaces=call.namespaces
         )

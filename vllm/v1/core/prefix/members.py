@@ -47,6 +47,12 @@ class Members:
             if any(block in g[n:] for n, g in zip(counts, record.blocks, strict=True)):
                 yield record
 
+    def open_blocks(self) -> Iterator[int]:
+        """Iterate over the ids of blocks that are not entered, once for each open checkpoint."""
+        for record, counts in self._open.items():
+            groups = zip(counts, record.blocks, strict=True)
+            yield from {block.block_id for n, group in groups for block in group[n:]}
+
     def enter(self, record: Checkpoint, blocks: Sequence[KVCacheBlock]) -> None:
         """Note of blocks that they belong to a checkpoint."""
         of = self._of

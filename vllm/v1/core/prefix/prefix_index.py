@@ -366,11 +366,12 @@ class PrefixIndex:
 
     def find_faults(self, blocks: Sequence[KVCacheBlock]) -> Iterator[str]:
         """Say where keys, checkpoints and blocks disagree."""
-        for block in blocks:
+        keyed = [block for block in blocks if block.key is not None]
+        for block in keyed:
             for prefix_hash in self.keys_of(block):
                 if not any(self.holds_key(group, prefix_hash, block) for group in self.keys):
                     yield f"block {block.block_id} carries a key that the index does not know"
-        num_carried = sum(len(self.keys_of(block)) for block in blocks)
+        num_carried = sum(len(self.keys_of(block)) for block in keyed)
         duplicates = (more for group in self._duplicates.values() for more in group.values())
         num_indexed = sum(map(len, self.keys.values())) + sum(map(len, duplicates))
         if num_carried != num_indexed:
@@ -387,10 +388,11 @@ class PrefixIndex:
                     yield f"block {block.block_id} does not know the record at {record.position}"
         if not self.keys:
             yield from self._find_broken_chains()
+        believed = Counter({block_id: len(of) for block_id, of in self.members.entered.items()})
+        believed.update(self.members.open_blocks())
         for block in blocks:
-            num_believed = len(self.checkpoints_of(block))
-            if num_believed != needed[block.block_id]:
-                yield f"block {block.block_id} believes in {num_believed} records"
+            if believed[block.block_id] != needed[block.block_id]:
+                yield f"block {block.block_id} believes in {believed[block.block_id]} records"
 
     def _find_broken_chains(self) -> Iterator[str]:
         """Say which units of a model without dense rows nothing leads to: no lookup gets there."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from vllm.v1.engine.data_parallel.policy import Counts
+from vllm.v1.engine.data_parallel.policy import Counts, find_standing_cost
 
 # Of a prompt's units so many are marked, every such one behind them, and the last.
 _MARK_EVERY = 8
@@ -31,7 +31,7 @@ class Sent:
 
 
 class InFlight:
-    """Owns: the requests in flight, and the prefixes that replicas are about to compute for them.
+    """Owns: the requests in flight, the prefixes that replicas are about to compute, their loads.
 
     A prefix in the making counts as cached: who comes with it waits for it there, and computes it
     anew anywhere else. Some of its units stand for it: the first eight, every eighth, the last.
@@ -47,14 +47,33 @@ class InFlight:
         # Who is about to have a unit, one bit each; and for how many further requests of a replica.
         self._holders: dict[int, int] = {}
         self._further: dict[tuple[int, int], int] = {}
+        self._num_sent = [0] * num_replicas
+        self._backlog_tokens = [0] * num_replicas
+        self._num_reported = [0] * num_replicas
+        # What the policy asks of all at once: kept, since each event changes one replica's.
         self.num_requests: Counts = np.zeros(num_replicas, np.int64)
-        self.backlog_tokens: Counts = np.zeros(num_replicas, np.int64)
+        self.standing_costs: Counts = np.zeros(num_replicas, np.int64)
 
     def add_replica(self) -> None:
         """Make room for one more."""
         self._computing.append({})
+        self._num_sent.append(0)
+        self._backlog_tokens.append(0)
+        self._num_reported.append(0)
         self.num_requests = np.append(self.num_requests, 0)
-        self.backlog_tokens = np.append(self.backlog_tokens, 0)
+        self.standing_costs = np.append(self.standing_costs, 0)
+
+    def _renew(self, rank: int) -> None:
+        # What other front ends sent there shows in the report alone.
+        number = max(self._num_sent[rank], self._num_reported[rank])
+        self.num_requests[rank] = number
+        self.standing_costs[rank] = find_standing_cost(number, self._backlog_tokens[rank])
+
+    def note_reported(self, rank: int, num_requests: int) -> None:
+        """Note how many requests a replica says it has, of all front ends."""
+        if num_requests != self._num_reported[rank]:
+            self._num_reported[rank] = num_requests
+            self._renew(rank)
 
     def add(
         self,
@@ -80,8 +99,9 @@ class InFlight:
         holders, bit = self._holders, 1 << rank
         if holders.keys().isdisjoint(marks):
             # Most often nobody else computes any of them. A unit that is marked twice is one.
-            holders.update(dict.fromkeys(marks, bit))
-            if len(set(marks)) < len(marks):
+            held_once = dict.fromkeys(marks, bit)
+            holders.update(held_once)
+            if len(held_once) < len(marks):
                 self._note_repeated(marks, rank)
         else:
             for short in marks:
@@ -91,8 +111,9 @@ class InFlight:
                     self._further[key] = self._further.get(key, 0) + 1
                 else:
                     holders[short] = held | bit
-        self.num_requests[rank] += 1
-        self.backlog_tokens[rank] += backlog_tokens
+        self._num_sent[rank] += 1
+        self._backlog_tokens[rank] += backlog_tokens
+        self._renew(rank)
 
     def _note_repeated(self, marks: Sequence[int], rank: int) -> None:
         """Count units that stand for a prompt more than once."""
@@ -108,7 +129,8 @@ class InFlight:
         sent = self._sent.get(request_id)
         if sent is None or self._computing[sent.rank].pop(request_id, None) is None:
             return
-        self.backlog_tokens[sent.rank] -= sent.backlog_tokens
+        self._backlog_tokens[sent.rank] -= sent.backlog_tokens
+        self._renew(sent.rank)
         holders, further, bit = self._holders, self._further, 1 << sent.rank
         for short in sent.marks:
             if further and (key := (sent.rank, short)) in further:
@@ -130,7 +152,8 @@ class InFlight:
         sent = self._sent.pop(request_id, None)
         if sent is None:
             return None
-        self.num_requests[sent.rank] -= 1
+        self._num_sent[sent.rank] -= 1
+        self._renew(sent.rank)
         return sent.rank
 
     def take_all(self, rank: int) -> list[str]:

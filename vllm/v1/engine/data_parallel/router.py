@@ -81,12 +81,11 @@ class Router:
         self._kept: PrefixDirectory | None = None
         self._in_flight = InFlight(num)
         self._followers = [NewsFollower() for _ in range(num)]
-        # As the replicas said last; the requests are those of all front ends.
+        # As the replicas said last.
         self._serves = np.ones(num, np.bool_)
         self._is_sure = np.ones(num, np.bool_)
         self._is_heard = np.ones(num, np.bool_)
         self._believes_all = True
-        self._reported = np.zeros(num, np.int64)
         self._unused_tokens = np.full(num, self._tokens_of(settings.num_blocks))
         self._recent = RecentWork(num, self._tokens_of(settings.num_blocks))
         # What was foretold of requests whose prompt is not computed yet, and who waits.
@@ -208,7 +207,7 @@ class Router:
                     "leave X-data-parallel-rank out."
                 )
             return wanted
-        if not self._serves.any():
+        if not self._serves[self._serves.argmax()]:
             raise EngineDeadError("Every engine core is dead.")
         if self._settings.policy == "round-robin":
             living = np.flatnonzero(self._serves)
@@ -216,9 +215,8 @@ class Router:
             return int(living[(self._next - 1) % len(living)])
         loads = Loads(
             self._serves,
-            # What other front ends sent there shows in the report alone.
-            np.maximum(self._in_flight.num_requests, self._reported),
-            self._in_flight.backlog_tokens,
+            self._in_flight.num_requests,
+            self._in_flight.standing_costs,
             self._unused_tokens,
             self._recent.tokens,
             self._recent.prices,
@@ -242,7 +240,7 @@ class Router:
             for change in heard.changes:
                 self._directory.apply(rank, change)
                 self._apply_kept(rank, change)
-                self._reported[rank] = change.num_running + change.num_waiting
+                self._in_flight.note_reported(rank, change.num_running + change.num_waiting)
                 self._unused_tokens[rank] = self._tokens_of(change.num_unused_blocks)
             if self._is_sure[rank] != follower.is_sure:
                 self._is_sure[rank] = follower.is_sure
@@ -317,7 +315,7 @@ class Router:
             self._followers[rank] = NewsFollower()
             self._is_sure[rank] = self._is_heard[rank] = True
             self._note_beliefs()
-            self._reported[rank] = 0
+            self._in_flight.note_reported(rank, 0)
             self._unused_tokens[rank] = self._tokens_of(self._settings.num_blocks)
             lost = self._in_flight.take_all(rank)
             for request_id in lost:
@@ -359,7 +357,6 @@ class Router:
             self._serves = np.append(self._serves, True)
             self._is_sure = np.append(self._is_sure, True)
             self._is_heard = np.append(self._is_heard, True)
-            self._reported = np.append(self._reported, 0)
             self._unused_tokens = np.append(self._unused_tokens, full)
             self._recent.add_replica()
             if self._kept is not None:
