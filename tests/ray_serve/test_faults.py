@@ -31,6 +31,7 @@ FAULTS = (
     "leaves",
 )
 NUM_FAULTS = 144
+NUM_NEWS_FAULTS = 12
 # Nothing is said of tokens that were on their way when their replica was given up.
 OUTCOMES = {"exact", "waited", "evicted", "late", "unsure", ""}
 
@@ -110,11 +111,18 @@ async def live_through_faults(config: Any, seed: int, num_faults: int) -> Client
             clients.abort(name)
         if rng.random() < 0.6:
             serve.fail(rng.choice(FAULTS))
+    await asyncio.sleep(20)
+    # Then nobody dies, so that what was not heard of a replica is not forgotten with it.
+    for number in range(NUM_NEWS_FAULTS):
+        clients.send()
+        serve.fail(("lose", "shuffle", "double")[number % 3])
+        await asyncio.sleep(0.7)
     for _ in range(4000):
         if not clients.prompts.keys() - clients.ended.keys():
             break
         await asyncio.sleep(0.1)
     assert not clients.prompts.keys() - clients.ended.keys(), "they hang"
+    serve.calm()
     # Quiet again: everything is known, and comes as it was foretold.
     await asyncio.sleep(20)
     check_beliefs(config, clients, serve, fleet)
