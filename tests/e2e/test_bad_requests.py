@@ -232,6 +232,7 @@ def test_errors_of_schemas_name_what_was_sent(
         error = response.json()["error"]
         assert error["message"].startswith(f"{named} "), error
         assert "structured_outputs" not in response.text
+        assert "x-guidance" not in response.text
         # Anthropic's errors have no such member.
         assert error.get("param", named.split(":")[0]) == named.split(":")[0]
 
@@ -246,6 +247,15 @@ def test_errors_of_schemas_with_several_answers(server: ServerProcess) -> None:
     response = server.post(path, body)
     check_error(response, 400, "tools")
     assert response.json()["error"]["message"].startswith("tools and response_format: ")
+    # A tag of the client's own says itself where calls stand.
+    tag = {"type": "structural_tag", "format": {"type": "thing"}}
+    response = server.post(path, {**chat_with(None, A_SCHEMA)[1], "response_format": tag})
+    check_error(response, 400, "response_format")
+    assert response.json()["error"]["message"].startswith("response_format holds")
+    # Nor do the readers of requests put their own words in: which kinds a field may be.
+    response = server.post(CHAT, {"messages": USER, "stop": [None]})
+    assert response.json()["error"]["message"].startswith("stop: ")
+    assert "[_" not in response.text
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "none"}, {"tool_choice": "auto"}])

@@ -19,7 +19,7 @@ _KEYS = 128 if IS_INTERPRETED else 64
 _WIDE_KEYS = 128 if IS_INTERPRETED else 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries", "num_keys"])
 def _attend_keys_kernel(
     queries,
     keys,
@@ -54,7 +54,7 @@ def _attend_keys_kernel(
 ):
     batch = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(2).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK_WIDTH)
     is_column = column < WIDTH
     is_row = row < num_queries
@@ -160,7 +160,7 @@ def attend_keys(
     return out, log_sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries", "num_rows", "num_keys", "num_masked"])
 def _attend_shared_kernel(
     queries,
     keys,
@@ -208,7 +208,7 @@ def _attend_shared_kernel(
         if HAS_MASK:
             masked = at - (num_keys - num_masked)
             seen = is_row[:, None] & (is_key & (masked >= 0))[None, :]
-            m_at = batch * m_batch + query[:, None] * m_query + masked[None, :]
+            m_at = batch * m_batch + query.to(tl.int64)[:, None] * m_query + masked[None, :]
             scores += tl.load(mask + m_at, mask=seen, other=0.0)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, axis=1))

@@ -90,7 +90,7 @@ def compress_windows(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries"])
 def _score_kernel(
     queries,
     keys,
@@ -171,7 +171,7 @@ def _load_order(scores, row, first, num_rows, num_values, BLOCK: tl.constexpr):
     return order_of(values).to(tl.int64), inside, source
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _select_kernel(
     scores, out, num_rows, num_values, num_selected, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):

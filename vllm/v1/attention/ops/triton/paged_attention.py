@@ -80,7 +80,7 @@ class ScorePlan:
     latent_dim: int = 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _attend_pages_kernel(
     queries,
     own,
@@ -241,7 +241,7 @@ def _attend_pages_kernel(
         tl.store(log_sums + target, log_sum, mask=is_query)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _join_splits_kernel(
     parts,
     part_sums,

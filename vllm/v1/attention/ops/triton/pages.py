@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from vllm.utils.uploads import upload
 from vllm.v1.attention.ops.triton.launch import divide_up, launch, power_of_two, rows_per_program
 
 _MAX_COLUMNS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _move_rows_kernel(
     cache,
     blocks,
@@ -88,7 +90,7 @@ def read_rows(
     return values.view(*blocks.shape, cache.shape[2])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _write_slots_kernel(
     cache,
     slots,
@@ -181,9 +183,9 @@ def copy_blocks(pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]])
         return
     assert min(map(min, pairs)) > 0, f"block copies {pairs} touch the null block 0"
     assert len({dst for _, dst in pairs}) == len(pairs), f"block copies {pairs} write one twice"
-    host = torch.tensor([*zip(*pairs, strict=True), range(len(pairs))], dtype=torch.int32)
+    host = np.array([*zip(*pairs, strict=True), range(len(pairs))], dtype=np.int32)
     for pool in pools:
-        sources, targets, order = host.to(pool.device)
+        sources, targets, order = upload(host, pool.device)
         # Pools are a multiple of eight bytes wide, so that a thread moves eight at a time.
         words = pool.view(torch.int64) if pool.shape[1] % 8 == 0 else pool
         # Pairs may form chains and cycles: every source is read before anything is written.
