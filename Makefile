@@ -12,7 +12,7 @@ DOCS_VENV ?= .venv-docs
 
 CLIENT_ENVS ?= .venv-clients
 
-.PHONY: serve test clients fast check format figures docs native sanitize wheel clean ascend-conformance gpu-check
+.PHONY: serve test clients fast check format figures docs native sanitize wheel clean ascend-conformance gpu-check gpu-compile
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
@@ -81,6 +81,11 @@ native: $(VENV)/.serve
 # with torch and triton (no virtual environment is made).
 gpu-check:
 	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu_run --output gpu-check.json
+
+# Every kernel with the widths of releases, for cards that need not be here (no GPU is used).
+GPU_TARGETS ?= cuda:80 cuda:89 cuda:90 hip:gfx942
+gpu-compile: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.gpu_compile --target $(GPU_TARGETS) --output gpu-compile.json
 
 # The kernels' tests with every memory access and every integer step checked.
 sanitize: $(VENV)/.dev

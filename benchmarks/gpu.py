@@ -1,7 +1,6 @@
 """Proof and figures of the GPU kernels, on a bare torch and triton: ``make gpu-check``.
 
     python -m benchmarks.gpu SECTION [--short]    one section: its figures as JSON in the last line
-    python -m benchmarks.gpu compile              every checked kernel for a card this machine lacks
 
 ``benchmarks.gpu_run`` runs all sections, each in a process of its own: an error of the card ends
 the process that sees it. Needs no network, no checkpoint and, of the engine's dependencies, only
@@ -32,10 +31,10 @@ from benchmarks import gpu_packed
 from vllm.gpu.decode_graphs import CudaGraphDevice, choose_sizes
 from vllm.gpu.draws import draw_tokens
 from vllm.gpu.step_model import (
+    can_replay,
     make_gpu_step_model,
     make_graphed_step_model,
     move_tables,
-    reads_pages,
 )
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.layout import CacheLayout
@@ -149,6 +148,7 @@ def check_kernels(device: torch.device, short: bool) -> dict[str, Any]:
                     continue
                 if distance > BOUNDS[dtype]:
                     wrong[case] = f"off by {distance}"
+            say(device, {**distances, "wrong": wrong})
     return {**distances, "wrong": wrong}
 
 
@@ -163,6 +163,11 @@ def _compare(name: str, args: Any, dtype: torch.dtype, device: torch.device) -> 
     expected = get_reference_op(name)(*wide)
     pairs = zip(_as_tuple(found), _as_tuple(expected), strict=True)
     return max(_distance(left.cpu(), right) for left, right in pairs)
+
+
+def say(device: torch.device, results: dict[str, Any]) -> None:
+    """Writes what is known so far: the section may run out of its time."""
+    print(json.dumps({"machine": describe(device), "results": results}), flush=True)
 
 
 def _as_tuple(node: Any) -> tuple[torch.Tensor, ...]:
@@ -184,7 +189,7 @@ def _short(dtype: torch.dtype) -> str:
 
 # -- models -----------------------------------------------------------------------------------
 
-_TINY = {
+TINY = {
     "vocab_size": 96,
     "hidden_size": 64,
     "intermediate_size": 80,
@@ -380,7 +385,7 @@ class Pages:
         self.lengths: dict[int, int] = {}
         self.eager = self._make_eager()
         self.steps = self.eager
-        if max_requests and reads_pages(model, self.layout):
+        if max_requests and can_replay(model, self.layout):
             self.steps = make_graphed_step_model(
                 model,
                 self.layout,
@@ -473,6 +478,7 @@ def check_families(device: torch.device, short: bool) -> dict[str, Any]:
         if found != expected:
             wrong[family] = results[family] = f"{found} instead of {expected}"
         results[f"{family}, seconds"] = round(time.perf_counter() - begin, 2)
+        say(device, {**results, "wrong": wrong})
     return {**results, "wrong": wrong}
 
 
@@ -480,7 +486,7 @@ def _answer_twice(
     family: str, device: torch.device, lengths: Sequence[int], num_tokens: int
 ) -> list[list[list[int]]]:
     """Returns the CPU's answers by the reference, and a device's by kernels."""
-    raw, cpu = {**_TINY, **FAMILIES[family]}, torch.device("cpu")
+    raw, cpu = {**TINY, **FAMILIES[family]}, torch.device("cpu")
     prompts = [
         torch.randint(0, 96, (n,), generator=torch.Generator().manual_seed(n)).tolist()
         for n in lengths
@@ -502,7 +508,7 @@ def check_invariance(device: torch.device, short: bool) -> dict[str, Any]:
     wrong: dict[str, str] = {}
     chosen = ("qwen3-moe", "qwen3.5", "kimi-linear")[: 1 if short else 3]
     for family in chosen:
-        raw = {**_TINY, **FAMILIES[family]}
+        raw = {**TINY, **FAMILIES[family]}
         dtype = torch.float32 if IS_INTERPRETED else torch.bfloat16
         model = build_model(raw, dtype, device, get_triton_op)
         rows = []
@@ -596,7 +602,7 @@ def check_waits(device: torch.device, short: bool) -> dict[str, Any]:
     del short
     if device.type != "cuda":
         return {"waits": "no GPU: not looked at", "wrong": {}}
-    raw = {**_TINY, **FAMILIES["qwen3-moe"]}
+    raw = {**TINY, **FAMILIES["qwen3-moe"]}
     pages = Pages(raw, build_model(raw, torch.float32, device, get_triton_op), device, 64, 4)
     pages.step([(0, [1, 2, 3])])
     with torch.inference_mode():
@@ -692,7 +698,7 @@ GEMMA_4B = {
     "tie_word_embeddings": True,
 }
 V4_SMALL = {
-    **_TINY,
+    **TINY,
     **FAMILIES["deepseek-v4"],
     "vocab_size": 32768,
     "hidden_size": 1024,
@@ -771,6 +777,7 @@ def bench_packed(device: torch.device, short: bool) -> dict[str, Any]:
 def bench_small(device: torch.device, short: bool) -> dict[str, Any]:
     """Returns the figures of a Qwen3-0.6B-shaped model, and transformers' where it is there."""
     found = bench_model(QWEN3_SMALL, device, bench_limits(device, short))
+    say(device, found)
     return found if short else found | bench_transformers(QWEN3_SMALL, device)
 
 
@@ -795,7 +802,7 @@ def bench_model(
     """Returns decode and prefill of a random bf16 model against the limits."""
     model = build_model(raw, torch.bfloat16, device, get_triton_op)
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    found: dict[str, Any] = {"weights, GB": num_bytes / 1e9}
+    found: dict[str, Any] = {**limits, "weights, GB": num_bytes / 1e9}
     for batch in (1, 64):
         pages = Pages(raw, model, device, 64 * 40, batch)
         for request in range(batch):
@@ -815,6 +822,7 @@ def bench_model(
             if batch == 1:
                 share = num_bytes / seconds / 1e9 / limits["copy, GB/s"]
                 found[f"decode, batch 1, {name}, share of bandwidth"] = share
+            say(device, found)
         del pages
     pages = Pages(raw, model, device, 400, 0)
     requests = iter(range(100))
@@ -868,29 +876,6 @@ def describe(device: torch.device) -> dict[str, str]:
     }
 
 
-def compile_kernels(capability: int) -> dict[str, float]:
-    """Compiles kernels for a card; returns kernel and its constants -> shared memory, KiB."""
-    from benchmarks.gpu_compile import Compiler  # noqa: PLC0415  (reaches into triton)
-
-    compiler = Compiler(capability)
-    with launching.launching_by(compiler.launch):
-        for dtype in BOUNDS:
-            for name, args in make_cases(dtype, 17).items():
-                get_triton_op(name)(*args)
-        cpu = torch.device("cpu")
-        for name in gpu_packed.FORMS:
-            source = gpu_packed.make_source(name, 128, 256, cpu)
-            for dtype in BOUNDS:
-                get_triton_op("stored_linear")(draw(17, 256, dtype=dtype), source)
-        raw = {**_TINY, **FAMILIES["gpt-oss"]}
-        model = build_model(raw, torch.bfloat16, cpu, get_triton_op)
-        pages = Pages(raw, model, cpu, 64, 0)
-        pages.steps = make_gpu_step_model(model, pages.layout, pages.caches, cpu)
-        pages.step([(0, [1] * 40)])
-        pages.step([(0, [1])])
-    return compiler.shared
-
-
 # Name -> what it does. Those that compare report what is wrong; the others need a GPU.
 SECTIONS: dict[str, Callable[[torch.device, bool], dict[str, Any]]] = {
     "kernels": check_kernels,
@@ -914,15 +899,12 @@ _COMPARING = ("kernels", "packed", "families", "waits", "draws", "invariance")
 def main() -> int:
     """Run one section; exits with 1 where something is wrong, with 2 where it needs a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("section", choices=[*SECTIONS, "compile"])
+    parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--short", action="store_true", help="fewer cases and repeats")
-    parser.add_argument("--capability", type=int, default=90, help="of compile: 80, 90, ...")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report: dict[str, Any] = {"machine": describe(device)}
-    if args.section == "compile":
-        report["results"] = compile_kernels(args.capability)
-    elif device.type == "cpu" and args.section not in _COMPARING:
+    if device.type == "cpu" and args.section not in _COMPARING:
         print("There is no GPU here, and figures of anything else would be of no use.")
         return 2
     elif device.type == "cpu" and not IS_INTERPRETED:

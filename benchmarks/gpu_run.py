@@ -6,14 +6,17 @@ The JSON is written after each section, so whatever ends the run, what was found
 
     {"machine": {...}, "sections": {"kernels": {"status": "passed", "results": {...}}, ...}}
 
-A section is "passed", "wrong" (its results say what), "failed" (its last output is kept), "out of
-time" or "skipped" (it needs a GPU, or no time was left for it).
+A section is "passed", "wrong" (its results say what), "failed", "out of time" (of both the last
+output is kept, and what was found by then) or "skipped" (it needs a GPU, or no time was left).
 """
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from typing import Any
 SECTIONS_AND_LIMITS_S = {
     "kernels": 100,
     "packed": 40,
-    "families": 120,
+    "families": 140,
     "waits": 60,
     "draws": 40,
     "invariance": 60,
@@ -41,30 +44,41 @@ _STATUS = {0: "passed", 1: "wrong", 2: "skipped"}
 
 def run_section(command: list[str], limit_s: float) -> dict[str, Any]:
     """Runs one section; returns what is known of it afterwards, whatever happened."""
-    begin = time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=limit_s,
-            check=False,
+    begin, is_late = time.monotonic(), False
+    with tempfile.TemporaryFile() as log:
+        # A session of its own: compilers that it started end with it.
+        running = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout or b""
-        text = output.decode(errors="replace") if isinstance(output, bytes) else output
-        return {"status": "out of time", "seconds": limit_s, "output": text[-_KEPT_OUTPUT:]}
+        try:
+            running.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            is_late = True
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        log.seek(0)
+        output = log.read().decode(errors="replace")
     found: dict[str, Any] = {"seconds": round(time.monotonic() - begin, 1)}
-    lines = done.stdout.strip().splitlines()
-    try:
-        report = json.loads(lines[-1]) if lines else {}
-    except json.JSONDecodeError:
-        report = {}
-    if done.returncode in (0, 1) and "results" in report:
-        return {"status": _STATUS[done.returncode], **found, **report}
-    status = "skipped" if done.returncode == 2 else "failed"
-    return {"status": status, **found, "output": done.stdout[-_KEPT_OUTPUT:]}
+    report = find_report(output)
+    if is_late:
+        # What it had found by then, if it says so.
+        return {"status": "out of time", **found, **report, "output": output[-_KEPT_OUTPUT:]}
+    if running.returncode in (0, 1) and "results" in report:
+        return {"status": _STATUS[running.returncode], **found, **report}
+    status = "skipped" if running.returncode == 2 else "failed"
+    return {"status": status, **found, **report, "output": output[-_KEPT_OUTPUT:]}
+
+
+def find_report(output: str) -> dict[str, Any]:
+    """Returns the last line that is a report, of those that a section writes as it goes on."""
+    for line in reversed(output.splitlines()):
+        if line.startswith('{"machine"'):
+            try:
+                report: dict[str, Any] = json.loads(line)
+            except json.JSONDecodeError:  # cut off
+                continue
+            return report
+    return {}
 
 
 def main() -> int:

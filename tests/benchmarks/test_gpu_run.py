@@ -51,6 +51,13 @@ def test_every_end_of_a_section_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert found["kernels"]["results"] == {"wrong": {}}
 
 
+def test_a_section_that_is_cut_off_keeps_what_it_had_found() -> None:
+    begun = '{"machine": {"card": "C"}, "results": {"first": 1, "wrong": {}}}'
+    output = f"{begun.replace('1', '0')}\nnoise\n{begun}\n" + '{"machine": {"card": "C"}, "resu'
+    assert gpu_run.find_report(output) == json.loads(begun)
+    assert gpu_run.find_report("noise") == {}
+
+
 def test_sections_without_time_left_are_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Bad requests: a clean 4xx with the one body shape, a server that lives, no block leaked."""
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -232,6 +233,7 @@ def test_errors_of_schemas_name_what_was_sent(
         error = response.json()["error"]
         assert error["message"].startswith(f"{named} "), error
         assert "structured_outputs" not in response.text
+        assert "x-guidance" not in response.text
         # Anthropic's errors have no such member.
         assert error.get("param", named.split(":")[0]) == named.split(":")[0]
 
@@ -246,6 +248,24 @@ def test_errors_of_schemas_with_several_answers(server: ServerProcess) -> None:
     response = server.post(path, body)
     check_error(response, 400, "tools")
     assert response.json()["error"]["message"].startswith("tools and response_format: ")
+    # A tag of the client's own says itself where calls stand.
+    tag = {"type": "structural_tag", "format": {"type": "thing"}}
+    response = server.post(path, {**chat_with(None, A_SCHEMA)[1], "response_format": tag})
+    check_error(response, 400, "response_format")
+    assert response.json()["error"]["message"].startswith("response_format holds")
+    # Nor do the readers of requests put their own words in: which kinds a field may be.
+    response = server.post(CHAT, {"messages": USER, "stop": [None]})
+    assert response.json()["error"]["message"].startswith("stop: ")
+    assert "[_" not in response.text
+
+
+def test_a_response_in_the_background_says_whose_fault_it_was(server: ServerProcess) -> None:
+    path, body = response_with(None, NO_SCHEMA)
+    made = server.post(path, {**body, "tool_choice": "required", "background": True}).json()
+    deadline = time.monotonic() + 60
+    while (told := server.get(f"{path}/{made['id']}").json())["status"] != "failed":
+        assert time.monotonic() < deadline, told
+    assert (told["error"]["code"], told["error"]["param"]) == ("invalid_prompt", "tools")
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "none"}, {"tool_choice": "auto"}])

@@ -1,5 +1,6 @@
 """Who there is in a fleet and where requests go, without a cluster."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,14 +36,12 @@ def test_requests_go_where_their_prefix_is_and_not_to_who_leaves() -> None:
     told = CoreStatus(0, 0, 1000, stored={0: [1, 2, 3]})
     fleet.router.observe(1, told, 0.0)
     assert send(fleet, "a", [1, 2, 3, 4]) == "y"
-    fleet.open("y")
-    fleet.forget("a")
     # It leaves, and finishes what it has; another one takes another rank meanwhile.
     fleet.see(["x", "z"])
     assert fleet.living() == {"x": 0, "z": 2}
     assert fleet.rank_of("y") == 1
     assert send(fleet, "b", [1, 2, 3, 4]) in ("x", "z")
-    fleet.close("y")
+    fleet.forget("a")
     assert fleet.rank_of("y") is None
     # Its rank is given again, and what it had cached is forgotten.
     fleet.see(["x", "z", "w"])
@@ -55,10 +54,10 @@ def test_requests_go_where_their_prefix_is_and_not_to_who_leaves() -> None:
 def test_more_replicas_than_ranks_wait_for_one() -> None:
     fleet = make_fleet(2)
     fleet.see(["a", "b"])
-    fleet.open("a")
+    assert send(fleet, "q", [1], wanted=0) == "a"
     fleet.see(["b", "c"])
     assert fleet.living() == {"b": 1}
-    fleet.close("a")
+    fleet.forget("q")
     fleet.see(["b", "c"])
     assert fleet.living() == {"b": 1, "c": 0}
 
@@ -128,6 +127,14 @@ def test_wrong_arguments_are_told(arguments: dict[str, Any], match: str) -> None
 def test_flags_that_do_not_fit_are_told(flags: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         FleetArgs(flags=flags).prepare()
+
+
+def test_limits_of_tenants_are_parted_among_ingresses(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text("tenants: [{name: a, keys: [k], requests_per_minute: 2}]")
+    FleetArgs(flags=f"--tenants {path}", ingress_replicas=2).prepare()
+    with pytest.raises(ConfigError, match="'a' has requests_per_minute=2, and ingress_replicas=3"):
+        FleetArgs(flags=f"--tenants {path}", ingress_replicas=3).prepare()
 
 
 def test_all_replicas_share_a_seed_and_there_is_a_place_for_each() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from vllm.utils.uploads import upload
 from vllm.v1.attention.ops.triton.sampling import draw_rows
-from vllm.v1.sample.uploads import upload
 
 if TYPE_CHECKING:
     # The module needs more than a bare torch, on which kernels are checked.

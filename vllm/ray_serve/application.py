@@ -61,7 +61,9 @@ def build(args: FleetArgs, core_factory: str) -> Any:
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=server.shutdown_timeout_s + _HEALTH_TIMEOUT_S,
     )
-    return ingress.bind(engines.bind(config, core_factory, fleet), config, server, fleet)
+    return ingress.bind(
+        engines.bind(config, core_factory, fleet), config, server, fleet, 1 / args.ingress_replicas
+    )
 
 
 def _resources(args: FleetArgs, config: VllmConfig) -> dict[str, Any]:

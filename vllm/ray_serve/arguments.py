@@ -12,6 +12,7 @@ from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import ConfigError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.data_parallel.ranks import agree_on_hashes
+from vllm.v1.engine.tenant_limits import check_parts
 
 # Flags of a server that make no sense here, by what parsing leaves of them.
 _OWN_PORT = "Serve's own HTTP proxy listens: set host and port with `serve start` or http_options."
@@ -96,6 +97,7 @@ class FleetArgs(BaseModel):
             raise ConfigError(
                 "--kv-transfer-config is not for a fleet: its replicas do not prefill for others."
             )
+        check_parts(config.scheduler_config.tenants, self.ingress_replicas, "ingress_replicas")
         # A place for each; two at least, since one core alone tells nobody of its cache.
         places = replace(
             parallel, data_parallel_size=max(2, self.most), data_parallel_fault_tolerance=True

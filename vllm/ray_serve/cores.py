@@ -3,14 +3,15 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError, TaskCancelledError
+from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineCoreLostError, EngineDeadError, VllmError
+from vllm.exceptions import EngineCoreLostError, EngineDeadError, EngineError, VllmError
 from vllm.logger import init_logger
 from vllm.ray_serve.placement import Anyone, Fleet, Only, Place
 from vllm.ray_serve.replica import News, Taken
@@ -60,6 +61,14 @@ _ASK_S = 30.0
 
 class _LostError(Exception):
     """The replica of a request is gone."""
+
+
+class _CutError(Exception):
+    """An answer ended before its end, for whatever reason; its replica may serve on."""
+
+
+# What calls of replicas fail with: their own errors, their actors' and machines', Serve's.
+_FAILURES = (RayError, RayServeException)
 
 
 def _is_end(error: Exception) -> bool:
@@ -149,7 +158,7 @@ class FleetCores(MailboxHandle):
             task = asyncio.create_task(self._follow(request))
             self._following[request.request_id] = task
             # Not in the task: one that is cancelled before it began runs no line.
-            task.add_done_callback(lambda _: self._settle(request.request_id))
+            task.add_done_callback(partial(self._settle, request.request_id))
         elif isinstance(message, AbortRequests):
             for request_id in message.request_ids:
                 followed = self._following.get(request_id)
@@ -162,9 +171,14 @@ class FleetCores(MailboxHandle):
         elif isinstance(message, Question):
             self._spawn(self._ask(message))
 
-    def _settle(self, request_id: str) -> None:
+    def _settle(self, request_id: str, task: asyncio.Task[None]) -> None:
         self._following.pop(request_id, None)
         self._fleet.forget(request_id)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug of its own: whoever waits for the request shall not wait for ever.
+            logger.error("Request %s is not followed any more.", request_id, exc_info=error)
+            told = EngineError(f"The request could not be followed: {error!r}")
+            self._mailbox.put(RequestRejected(request_id, ErrorInfo.from_exception(told)))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -187,9 +201,11 @@ class FleetCores(MailboxHandle):
             hashes = [shorten(block_hash) for block_hash in request.block_hashes]
             num_tokens = len(request.prompt_token_ids)
             self._fleet.expect(request_id, hashes, num_tokens, wanted, request.routing_key)
-            data = msgspec.msgpack.encode(request)
-            for _ in range(_MAX_TRIES):
-                if await self._try(request_id, data):
+            for number in range(_MAX_TRIES):
+                # Another name: the same replica may still be letting go of the last try.
+                name = f"{request_id}-try{number + 1}" if number else request_id
+                sent = msgspec.structs.replace(request, request_id=name)
+                if await self._try(request_id, msgspec.msgpack.encode(sent)):
                     return
                 logger.warning("Request %s is sent again: its replica is gone.", request_id)
             raise EngineCoreLostError(
@@ -210,10 +226,11 @@ class FleetCores(MailboxHandle):
         has_token = False
         try:
             async with asyncio.timeout(_PLACE_S):
-                first = await anext(stream)
+                first = await anext(stream, None)
+            if first is None:
+                raise _CutError("its answer ended before it began")
             assert isinstance(first, Taken)
             taken = first.replica
-            self._fleet.open(taken)
             async for item in stream:
                 message = self._codec.decode_from_core(item)
                 if isinstance(message, Dead):
@@ -221,37 +238,36 @@ class FleetCores(MailboxHandle):
                 has_token |= isinstance(message, StepOutputs)
                 if self._take(request_id, taken, message):
                     return True
-            raise _LostError("its answer ended early")
+            raise _CutError("its answer ended early")
         except TimeoutError as error:
             raise EngineCoreLostError(
                 f"No replica took this request within {_PLACE_S:g} s: send it again later."
             ) from error
-        except (RayActorError, RayTaskError, RayServeException, _LostError) as error:
+        except (*_FAILURES, _LostError, _CutError) as error:
             name = taken or self._fleet.find_place(request_id)
             logger.error("Replica %s of request %s failed: %s", name, request_id, error)
             if name is not None and _is_end(error):
                 self._fleet.lose(name)
-            elif not isinstance(error, RayActorError):
+            elif not isinstance(error, RayActorError | _CutError):
                 raise EngineCoreLostError(f"The replica failed: {error}") from error
             if has_token:
                 raise EngineCoreLostError(
-                    "The replica died while it answered this request: send it again, others serve "
-                    "on."
+                    "The replica died while it answered this request, or its answer was cut off: "
+                    "send it again, others serve on."
                 ) from error
             return False
         finally:
-            if taken is not None:
-                self._fleet.close(taken)
             stream.cancel()
 
     def _take(self, request_id: str, name: str, message: FromCore) -> bool:
         """Take in a message about a request; returns whether it was the last."""
         if isinstance(message, RequestRejected):
-            self._mailbox.put(message)
+            self._mailbox.put(RequestRejected(request_id, message.error))
             return True
         assert isinstance(message, StepOutputs)
         message = on_this_clock(message)
         outputs = message.outputs
+        outputs.outputs[0].request_id = request_id
         outputs.engine_index = self._fleet.rank_of(name) or 0
         self._fleet.router.take_step(outputs.outputs)
         self._mailbox.put(message)
@@ -275,7 +291,7 @@ class FleetCores(MailboxHandle):
                     self._listening.pop(name).cancel()
                     self._mailbox.put(CoreLost(rank, f"replica {name} left"))
             known = living
-            for rank in self._fleet.router.check_news():
+            for rank in self._fleet.router.check_news(self._loop.time()):
                 for name in [name for name, r in living.items() if r == rank]:
                     self._spawn(self._tell(name, self._codec.encode(TellAll())))
             await asyncio.sleep(_WATCH_S)
@@ -287,7 +303,7 @@ class FleetCores(MailboxHandle):
             try:
                 async with asyncio.timeout(_SILENT_S):
                     news: News = await self._engines.news.remote(Only(name), self._name)
-            except (TimeoutError, RayActorError, RayTaskError, RayServeException) as error:
+            except (TimeoutError, *_FAILURES) as error:
                 # It may come to itself; until then nothing is believed of its cache.
                 logger.warning("No news of replica %s: %r", name, error)
                 router.doubt(rank)
@@ -301,14 +317,14 @@ class FleetCores(MailboxHandle):
             for data in news.messages:
                 message = self._codec.decode_from_core(data)
                 assert isinstance(message, CoreStatus)
-                if router.observe(rank, message):
+                if router.observe(rank, message, self._loop.time()):
                     await self._tell(name, self._codec.encode(TellAll()))
 
     async def _tell(self, name: str, data: bytes) -> None:
         try:
             async with asyncio.timeout(_SILENT_S):
                 await self._engines.tell.remote(Only(name), data)
-        except (TimeoutError, RayActorError, RayTaskError, RayServeException) as error:
+        except (TimeoutError, *_FAILURES) as error:
             logger.warning("Replica %s was not told: %r", name, error)
 
     # ---- questions ---------------------------------------------------------------------------
@@ -328,10 +344,10 @@ class FleetCores(MailboxHandle):
         try:
             async with asyncio.timeout(_ASK_S):
                 answer = await self._engines.ask.remote(Only(name), data)
-        except (TimeoutError, RayActorError, RayTaskError, RayServeException) as error:
+        except (TimeoutError, *_FAILURES) as error:
             logger.warning("Replica %s does not answer: %r", name, error)
             answer = None
-        except (asyncio.CancelledError, TaskCancelledError):
+        except asyncio.CancelledError:
             gathering.lose(rank)
             raise
         if answer is None:

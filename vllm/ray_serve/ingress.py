@@ -28,10 +28,16 @@ class Ingress:
         config: Of all replicas.
         args: The server's.
         fleet: Name by which Serve's request router finds the fleet.
+        tenant_share: The part of tenants' limits that holds here.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, engines: Any, config: VllmConfig, args: ServerArgs, fleet: str
+        self,
+        engines: Any,
+        config: VllmConfig,
+        args: ServerArgs,
+        fleet: str,
+        tenant_share: float = 1.0,
     ) -> None:
         observability = config.observability_config
         setup_logging(
@@ -51,7 +57,11 @@ class Ingress:
         ready = cores.wait_ready()
         sinks = make_stat_sinks(config, registry, ready)
         self._engine = AsyncLLM(
-            config, cores, stat_loggers=sinks[0], further_stat_loggers=sinks[1:]
+            config,
+            cores,
+            stat_loggers=sinks[0],
+            further_stat_loggers=sinks[1:],
+            tenant_share=tenant_share,
         )
         self._app.state.context = finish(self._engine)
         self._state.set_ready()

@@ -147,24 +147,24 @@ class Fleet:
         with self._lock:
             self._prompts[request_id] = _Prompt(hashes, num_tokens, wanted, key)
 
-    def open(self, name: str) -> None:
-        """Count a request that a replica took."""
-        with self._lock:
+    def _move(self, prompt: _Prompt, name: str | None) -> None:
+        """Note who has a request now; one that leaves keeps its rank until it has none."""
+        old, prompt.name = prompt.name, name
+        if name is not None:
             self._num_open[name] = self._num_open.get(name, 0) + 1
-
-    def close(self, name: str) -> None:
-        """A request that a replica took has ended, one way or another."""
-        with self._lock:
-            self._num_open[name] -= 1
-            if not self._num_open[name]:
-                del self._num_open[name]
-            self._let_go(name)
+        if old is not None:
+            self._num_open[old] -= 1
+            if not self._num_open[old]:
+                del self._num_open[old]
+            self._let_go(old)
 
     def forget(self, request_id: str) -> None:
         """Forget a request."""
-        with self._lock:
-            self._prompts.pop(request_id, None)
         self.router.end(request_id)
+        with self._lock:
+            prompt = self._prompts.pop(request_id, None)
+            if prompt is not None:
+                self._move(prompt, None)
 
     def place(self, request_id: str, names: Sequence[str]) -> str | None:
         """Return which of some replicas gets a request; None: it has left, or none is known.
@@ -187,8 +187,13 @@ class Fleet:
         prompt.rank = self.router.route_prompt(
             request_id, prompt.hashes, prompt.num_tokens, prompt.wanted, key=prompt.key
         )
-        prompt.name = by_rank.get(prompt.rank)
-        return prompt.name
+        with self._lock:
+            if self._prompts.get(request_id) is prompt:
+                self._move(prompt, by_rank.get(prompt.rank))
+                return prompt.name
+        # It was let go of meanwhile.
+        self.router.end(request_id)
+        return None
 
     def find_place(self, request_id: str) -> str | None:
         """Return the replica that a request was sent to last; None: none."""

@@ -17,6 +17,7 @@ from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger, setup_logging
 from vllm.ray_serve.neighbours import Neighbours
 from vllm.ray_serve.placement import Anyone, Only, Place, open_fleet
+from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.data_parallel.ranks import make_rank_config
 from vllm.v1.engine.process_client import ProcessCore
 from vllm.v1.engine.wire import (
@@ -29,6 +30,7 @@ from vllm.v1.engine.wire import (
     FromCore,
     HotPrefixes,
     Pulled,
+    Ready,
     RequestRejected,
     StepOutputs,
     TellAll,
@@ -90,17 +92,37 @@ class EngineReplica:
         fleet: Its name.
     """
 
+    # None: replicas begin empty.
+    _neighbours: Neighbours | None
+
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: VllmConfig, core_factory: str, fleet: str
     ) -> None:
         context = serve.get_replica_context()
-        self._name: str = context.replica_id.unique_id
         observability = config.observability_config
         setup_logging(
-            f"(Replica_{self._name[:6]}) ",
+            f"(Replica_{context.replica_id.unique_id[:6]}) ",
             log_format=observability.log_format,
             config_file=observability.logging_config,
         )
+        rank = context.rank.rank % config.parallel_config.data_parallel_size
+        own = make_rank_config(config, rank, ray.util.get_node_ip_address())
+        # Known from here on: one that does not become ready is stopped all the same.
+        self._core: AsyncEngineCoreHandle = ProcessCore(own, core_factory)
+        ready = await asyncio.to_thread(self._core.wait_ready)
+        self._begin(context.replica_id.unique_id, self._core, ready)
+        if config.parallel_config.warm_pull_bytes:
+            places = open_fleet(fleet, config.parallel_config.data_parallel_size)
+            handle = serve.get_deployment_handle(context.deployment, context.app_name)
+            self._neighbours = Neighbours(config.parallel_config, handle, places, self._name)
+            # Serve sends requests here when this has ended.
+            await self._neighbours.pull(partial(self.ask, Only(self._name)))
+
+    def _begin(self, name: str, core: AsyncEngineCoreHandle, ready: Ready) -> None:
+        """Take a core that serves; nothing here is Ray's."""
+        self._name = name
+        self._core = core
+        self._ready = ready
         self._codec = Codec()
         self._queues: dict[str, asyncio.Queue[bytes]] = {}
         self._listeners: dict[str, _Listener] = {}
@@ -109,18 +131,8 @@ class EngineReplica:
         self._backlog: dict[str, int] = {}
         # What was pulled, until a front end is told.
         self._pulled: PullStats | None = None
-        rank = context.rank.rank % config.parallel_config.data_parallel_size
-        own = make_rank_config(config, rank, ray.util.get_node_ip_address())
-        self._core = ProcessCore(own, core_factory)
-        self._ready = await asyncio.to_thread(self._core.wait_ready)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._neighbours: Neighbours | None = None
-        if config.parallel_config.warm_pull_bytes:
-            places = open_fleet(fleet, config.parallel_config.data_parallel_size)
-            handle = serve.get_deployment_handle(context.deployment, context.app_name)
-            self._neighbours = Neighbours(config.parallel_config, handle, places, self._name)
-            # Serve sends requests here when this has ended.
-            await self._neighbours.pull(partial(self.ask, Only(self._name)))
+        self._neighbours = None
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """Hand the core's messages to the event loop that serves calls, from the first on."""

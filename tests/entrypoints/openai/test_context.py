@@ -1,5 +1,7 @@
 """Facts of the model."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.entrypoints.openai.conftest import SERVED_MODEL
@@ -10,6 +12,8 @@ from vllm.v1.engine.engine_args import EngineArgs
 
 def test_names() -> None:
     assert SERVED_MODEL.resolve_name(None) == SERVED_MODEL.resolve_name("") == "tiny"
+    assert SERVED_MODEL.resolve_name("dummy") == "tiny"  # huggingface_hub's name for none
+    assert replace(SERVED_MODEL, names=("a", "dummy")).resolve_name("dummy") == "dummy"
     assert SERVED_MODEL.resolve_name("alias") == "alias"
     with pytest.raises(ModelNotFoundError, match="tiny, alias"):
         SERVED_MODEL.resolve_name("other")

@@ -7,7 +7,7 @@ fails as soon as a request would read a row that was not computed from exactly i
 
 import random
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,16 +94,14 @@ class RowMemory:
         Args:
             positions: Prefix hash -> its tokens.
         """
-        self._sealed = {}
+        sealed: defaultdict[int, list[tuple[object, int]]] = defaultdict(list)
+        for record in self._index.checkpoints.values():
+            for block_id in {block.block_id for block in record.all_blocks()}:
+                sealed[block_id].append((record, record.position))
         for block in self._pool.blocks:
-            published: list[tuple[object, int]] = [
-                (record, record.position) for record in self._index.checkpoints_of(block)
-            ]
-            keys = self._index.keys_of(block)
-            if keys:
-                published.append((self._life_of(block), positions[keys[-1]]))
-            if published:
-                self._sealed[block.block_id] = published
+            if keys := self._index.keys_of(block):
+                sealed[block.block_id].append((self._life_of(block), positions[keys[-1]]))
+        self._sealed = dict(sealed)
 
     def _lowest_writable(self, block_id: int) -> int:
         """Return the position below which rows of a block may not change any more."""

@@ -3,8 +3,8 @@
 import pytest
 
 from vllm.config.tenants import Tenant, TenantsConfig
-from vllm.exceptions import TenantLimitError
-from vllm.v1.engine.tenant_limits import TenantLimits, tenant_salt
+from vllm.exceptions import ConfigError, TenantLimitError
+from vllm.v1.engine.tenant_limits import TenantLimits, check_parts, tenant_salt
 
 
 class Clock:
@@ -98,3 +98,31 @@ def test_salts_part_tenants_that_ask_for_it():
         tenant_salt(t, s) for t in (own, other) for s in (None, "", "s", tenant_salt(own, None))
     }
     assert len(salts) == 8
+
+
+@pytest.mark.parametrize("num_processes", [2, 3, 4, 5])
+def test_processes_together_let_in_no_more_than_the_limit(num_processes: int):
+    tenant = Tenant("a", requests_per_minute=5, max_queued_requests=5)
+    check_parts(TenantsConfig.of(tenant), num_processes, "--api-server-count")
+    num_admitted = num_waiting = 0
+    for _ in range(num_processes):
+        limits, _ = make(tenant, 1 / num_processes)
+        waiting, _ = make(Tenant("a", max_queued_requests=5), 1 / num_processes)
+        for number in range(6):
+            for counted in (limits, waiting):
+                try:
+                    admit(counted, tenant, waiting=number if counted is waiting else 0)
+                except TenantLimitError:
+                    continue
+                num_admitted += counted is limits
+                num_waiting += counted is waiting
+    assert 0 < num_admitted <= 5
+    assert 0 < num_waiting <= 5
+
+
+def test_a_limit_that_cannot_be_parted_is_refused():
+    check_parts(None, 4, "--api-server-count")
+    tenants = TenantsConfig.of(Tenant("a", requests_per_minute=4), Tenant("b", tokens_per_minute=3))
+    check_parts(tenants, 3, "ingress_replicas")
+    with pytest.raises(ConfigError, match="'b' has tokens_per_minute=3, and ingress_replicas=4"):
+        check_parts(tenants, 4, "ingress_replicas")

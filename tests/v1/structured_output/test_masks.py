@@ -135,6 +135,38 @@ def test_a_refused_token_says_so(reader: Reader) -> None:
     assert made.masks() is None
 
 
+def test_a_mask_does_not_let_through_more_than_the_grammar(reader: Reader) -> None:
+    made = Fixture(reader)
+    pattern = StructuredOutputsParams(grammar=f"start: (<[{A}]> | <[{B}]>) <[{C}]>")
+    made.compiled = reader.backend.compile(pattern)
+    for token_ids in ([C], [EOS], [A, A], [A, EOS], [A, C, A]):
+        grammar = made.add("q").structured_output_request.grammar
+        for token_id in token_ids[:-1]:
+            masks = made.masks()
+            assert token_id in (allowed(masks, "q") or ())
+            assert grammar.accept_tokens("q", [token_id])
+        assert allowed(made.masks(), "q")
+        assert not grammar.accept_tokens("q", token_ids[-1:])
+        assert grammar.error
+    # Here the mask says more: reasoning may begin too, of which the grammar knows nothing.
+    grammar = made.add("q", ReasoningSpan([END], start_token_ids=[99])).structured_output_request
+    assert allowed(made.masks(), "q") == [A, B, 99]
+    assert grammar.grammar is not None
+    assert not grammar.grammar.accept_tokens("q", [99])
+
+
+def test_between_two_steps_the_matcher_is_not_asked(reader: Reader) -> None:
+    made = Fixture(reader)
+    made.compiled = reader.backend.compile(StructuredOutputsParams(regex="[a-z]{3}"))
+    grammar = made.add("q").structured_output_request.grammar
+    letter, *_ = reader.encode("k")
+    assert letter in (allowed(made.masks(), "q") or ())
+    matcher, grammar._matcher = grammar._matcher, None
+    assert grammar.accept_tokens("q", [letter])
+    grammar._matcher = matcher
+    assert grammar.validate_tokens([letter] * 3) == [letter] * 2
+
+
 def test_forced_tokens_are_those_the_library_forces_one_by_one(reader: Reader) -> None:
     made = Fixture(reader)
     made.compiled = reader.backend.compile(StructuredOutputsParams(json=SCHEMA))

@@ -106,6 +106,7 @@ def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
     # Late, as --help must not wait for these; the server's imports also wait for the checks.
     from vllm.parser.registry import check_parser_names  # noqa: PLC0415
     from vllm.tokenizers.chat_encoder import check_chat_flags  # noqa: PLC0415
+    from vllm.v1.engine.tenant_limits import check_parts  # noqa: PLC0415
 
     check_chat_flags(
         config.model_config.hf_config,
@@ -113,6 +114,11 @@ def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
         server_args.default_chat_template_kwargs,
     )
     check_parser_names(server_args.tool_call_parser, server_args.reasoning_parser)
+    check_parts(
+        config.scheduler_config.tenants,
+        server_args.operations.api_server_count,
+        "--api-server-count",
+    )
     return config, server_args
 
 

@@ -18,6 +18,8 @@ from vllm.version import ENGINE_NAME, __version__
 
 # Fields of generation_config.json that set defaults of a request.
 _DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+# What Hugging Face's client sends where its user names no model.
+_NO_MODEL = "dummy"
 EMBEDDED_NOTE = (
     "This is the small checkpoint embedded in the package: it looks up facts told in its context "
     "and talks a little. docs/embedded_model.md says what to expect."
@@ -54,12 +56,12 @@ class ServedModel:
     created: int = field(default_factory=unix_now)
 
     def resolve_name(self, name: str | None) -> str:
-        """Return the name a response carries.
+        """Return the name a response carries; the first where a request names none.
 
         Raises:
             ModelNotFoundError: ``name`` is not served.
         """
-        if not name:
+        if not name or (name == _NO_MODEL and name not in self.names):
             return self.names[0]
         if name not in self.names:
             raise ModelNotFoundError(

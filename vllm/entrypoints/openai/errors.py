@@ -198,7 +198,9 @@ def _describe_validation(errors: Sequence[Mapping[str, Any]]) -> HttpError:
 
 
 def _validation_line(entry: Mapping[str, Any]) -> str:
-    path = ".".join(str(part) for part in entry.get("loc", ())[1:])
+    parts = [str(part) for part in entry.get("loc", ())[1:]]
+    # The validator's names for the kinds that a field may be are nobody's fields.
+    path = ".".join(part for part in parts if not part.endswith("]"))
     shown = repr(entry.get("input"))
     if len(shown) > _MAX_VALUE_CHARS:
         shown = shown[:_MAX_VALUE_CHARS] + "..."

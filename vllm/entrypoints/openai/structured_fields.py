@@ -55,6 +55,12 @@ def find_structured_field(request: SamplingRequest) -> str | None:
     return next((name for name in _GUIDED_FIELDS if getattr(request, name) is not None), None)
 
 
+def asks_for_tag(request: SamplingRequest) -> bool:
+    """Whether the structure asked for is a structural tag of the client's own."""
+    form, outputs = request.response_format or {}, request.structured_outputs or {}
+    return form.get("type") == "structural_tag" or outputs.get("structural_tag") is not None
+
+
 def _from_response_format(given: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
     kind: Any = "text" if given is None else given.get("type")
     if given is None or kind == "text":

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from vllm.v1.attention.block_lookup import to_device
+from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.step_batch import StepBatch
 from vllm.v1.attention.step_tables import AttentionPlan, Chunk, QueryTile
@@ -35,7 +35,7 @@ def build_attention_plans(
 
 def _to_mask(is_visible: np.ndarray, device: torch.device) -> torch.Tensor:
     """Returns fp32 0 where visible, else -inf."""
-    return to_device(np.where(is_visible, np.float32(0.0), np.float32(-np.inf)), device)
+    return upload(np.where(is_visible, np.float32(0.0), np.float32(-np.inf)), device)
 
 
 def _build_decode_mask(

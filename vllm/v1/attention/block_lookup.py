@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
+from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import GroupLayout
 from vllm.v1.attention.step_tables import BlockTableView, PageRows
 
@@ -62,7 +63,7 @@ class BlockLookup:
 
     def to_page_rows(self, blocks: np.ndarray, rows: np.ndarray) -> PageRows:
         """Moves addresses to the device."""
-        return PageRows(to_device(blocks, self.device), to_device(rows, self.device))
+        return PageRows(upload(blocks, self.device), upload(rows, self.device))
 
     def _raise_missing(
         self, requests: np.ndarray, positions: np.ndarray, blocks: np.ndarray
@@ -77,9 +78,3 @@ class BlockLookup:
             f"in a {self._group.kind} group, but its table (tokens {base * size}.."
             f"{(base + length) * size - 1}) stores no block there"
         )
-
-
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Returns a writable array as a tensor on ``device``; on a CPU they share memory."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device)

@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vllm.v1.attention.block_lookup import BlockLookup, to_device
+from vllm.utils.uploads import upload
+from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.layout import GroupLayout
 from vllm.v1.attention.step_batch import StepBatch
 from vllm.v1.attention.step_tables import (
@@ -176,4 +177,4 @@ class _BandMasks:
 
 def _to_mask(is_visible: np.ndarray, device: torch.device) -> torch.Tensor:
     """Returns fp32 0 where visible, else -inf."""
-    return to_device(np.where(is_visible, np.float32(0.0), np.float32(-np.inf)), device)
+    return upload(np.where(is_visible, np.float32(0.0), np.float32(-np.inf)), device)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
+from vllm.utils.uploads import upload
 from vllm.v1.attention.attention_plan import build_attention_plans
-from vllm.v1.attention.block_lookup import BlockLookup, to_device
+from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.key_tables import build_key_metadata
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.recurrent_tables import build_recurrent_rows
@@ -119,7 +120,7 @@ def _build_writes(batch: StepBatch, lookup: BlockLookup, write_from: np.ndarray)
     if blocks.all():
         return RowWrites(None, lookup.to_page_rows(blocks, rows))
     kept = np.flatnonzero(blocks)
-    return RowWrites(to_device(kept, lookup.device), lookup.to_page_rows(blocks[kept], rows[kept]))
+    return RowWrites(upload(kept, lookup.device), lookup.to_page_rows(blocks[kept], rows[kept]))
 
 
 def _build_window(
@@ -160,10 +161,10 @@ def _locate_padded(
         is_empty = lengths == 0
         owners = np.where(is_empty[:, None], requests[donor], owners)
         positions = np.where(is_empty[:, None], positions[donor], positions)
-        empty = to_device(np.flatnonzero(is_empty), lookup.device)
+        empty = upload(np.flatnonzero(is_empty), lookup.device)
     return PaddedRows(
         source=lookup.locate(owners, positions),
-        lengths=to_device(lengths, lookup.device),
+        lengths=upload(lengths, lookup.device),
         min_length=min_length,
         empty_requests=empty,
     )
@@ -186,7 +187,7 @@ def _build_state(
     """
     ratio, device = group.ratio, lookup.device
     requests, first_positions = batch.find_completed(ratio, entries_from)
-    phases = to_device(batch.position_of_row % ratio, device)
+    phases = upload(batch.position_of_row % ratio, device)
     if not len(requests):
         # Most decode steps: three in four at ratio 4.
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
@@ -204,7 +205,7 @@ def _build_state(
 
     def index_rows(positions: np.ndarray) -> torch.Tensor:
         is_own = positions >= batch.starts[requests, None]
-        return to_device(positions + np.where(is_own, own_shift, prior_shift), device)
+        return upload(positions + np.where(is_own, own_shift, prior_shift), device)
 
     positions = first_positions[:, None] + np.arange(ratio)
     previous, no_previous = None, None
@@ -212,7 +213,7 @@ def _build_state(
         lacks_previous = first_positions == 0
         previous = index_rows(np.where(lacks_previous[:, None], positions, positions - ratio))
         if lacks_previous.any():
-            no_previous = to_device(lacks_previous[:, None, None], device)
+            no_previous = upload(lacks_previous[:, None, None], device)
     return StateMetadata(
         writes=writes,
         phases=phases,
@@ -222,7 +223,7 @@ def _build_state(
         windows=index_rows(positions),
         previous_windows=previous,
         no_previous=no_previous,
-        entry_positions=to_device(first_positions, device),
+        entry_positions=upload(first_positions, device),
     )
 
 

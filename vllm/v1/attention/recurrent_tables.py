@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
-from vllm.v1.attention.block_lookup import to_device
+from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.step_batch import StepBatch
 from vllm.v1.attention.step_tables import (
@@ -130,8 +130,8 @@ def _build_request(
     source, stores = _find_request(number, item, group, group_id)
     return RecurrentRows(
         slice(row, row + item.num_tokens),
-        None if source is None else to_device(source, device),
-        tuple(StoredState(end, to_device(blocks, device)) for end, blocks in stores),
+        None if source is None else upload(source, device),
+        tuple(StoredState(end, upload(blocks, device)) for end, blocks in stores),
         item.num_drafts,
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
-from vllm.v1.attention.block_lookup import to_device
+from vllm.utils.uploads import upload
 from vllm.v1.attention.step_tables import Chunk, DecodeBatch, RequestSlice
 
 # Requests with at most so many tokens are batched: a decode step with up to seven drafts.
@@ -172,11 +172,11 @@ def _build_decode(
     rows = (row_starts[requests, None] + offsets).reshape(-1)
     kept = np.flatnonzero(queries < own_counts[:, None])
     if len(kept) == len(rows):
-        return DecodeBatch(to_device(rows, device), num_requests, num_queries)
+        return DecodeBatch(upload(rows, device), num_requests, num_queries)
     return DecodeBatch(
-        to_device(rows, device),
+        upload(rows, device),
         num_requests,
         num_queries,
-        to_device(kept, device),
-        to_device(rows[kept], device),
+        upload(kept, device),
+        upload(rows[kept], device),
     )

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from hashlib import sha256
 
 from vllm.config.tenants import Tenant, TenantsConfig
-from vllm.exceptions import TenantLimitError
+from vllm.exceptions import ConfigError, TenantLimitError
 
 _MINUTE_S = 60.0
 
@@ -89,7 +89,8 @@ class TenantLimits:
         }
 
     def _part(self, limit: int) -> int:
-        return max(1, round(limit * self._share))
+        # Rounded down, so that all parts together are no more than the whole; see ``check_parts``.
+        return max(1, int(limit * self._share + 1e-6))
 
     def find(self, name: str | None) -> Tenant:
         """Return the tenant of a request."""
@@ -136,6 +137,28 @@ class TenantLimits:
         bucket = self._tokens.get(name)
         if bucket is not None:
             bucket.spend(num_tokens, self._clock())
+
+
+def check_parts(config: TenantsConfig | None, num_processes: int, setting: str) -> None:
+    """Refuse limits that cannot be parted among processes that serve side by side.
+
+    Args:
+        config: The tenants; None: there are none.
+        num_processes: Each of which enforces its part of every limit.
+        setting: What says how many there are, for the error.
+
+    Raises:
+        ConfigError: A limit is below their number.
+    """
+    for tenant in () if config is None else config.tenants.values():
+        for limit in ("requests_per_minute", "tokens_per_minute", "max_queued_requests"):
+            value = getattr(tenant, limit)
+            if value is not None and value < num_processes:
+                raise ConfigError(
+                    f"Tenant {tenant.name!r} has {limit}={value}, and {setting}={num_processes} "
+                    f"processes enforce an equal part each: make it {num_processes} or more, or "
+                    f"lower {setting}."
+                )
 
 
 def tenant_salt(tenant: Tenant, salt: str | None) -> str | None:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from vllm.sampling_params import SamplingParams
+from vllm.utils.uploads import upload
 from vllm.v1.sample.history import RowHistory, SeenTokens
 from vllm.v1.sample.request_edits import RequestEdits
-from vllm.v1.sample.uploads import upload
 
 # Byte of a mask -> bounds of its eight tokens, lowest bit first.
 _BOUNDS_OF_BYTE = np.where(

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from vllm.sampling_params import SamplingParams
+from vllm.utils.uploads import upload
 from vllm.v1.sample.edits import Cells, FixedEdits
 from vllm.v1.sample.request_edits import RequestEdits, make_request_edits
-from vllm.v1.sample.uploads import upload
 
 
 @dataclass(frozen=True, slots=True)

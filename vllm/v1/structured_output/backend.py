@@ -5,7 +5,8 @@ else that the scheduler needs.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -14,14 +15,15 @@ from msgspec.structs import replace
 
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.structured_output.grammar import Grammar, shorten
+from vllm.v1.structured_output.grammar import shorten
 from vllm.v1.structured_output.grammar_text import make_grammar_text
 from vllm.v1.structured_output.limits import (
     find_named_parts,
     make_part_error,
     read_structural_tag,
 )
-from vllm.v1.structured_output.masks import BITS, MaskWork, allow_tokens
+from vllm.v1.structured_output.mask_bits import BITS, allow_only
+from vllm.v1.structured_output.masks import MaskWork
 
 # Bits of masks that one thread fills before several would have begun.
 _MIN_PARALLEL_BITS = 1 << 18
@@ -82,8 +84,7 @@ class Backend:
         if params.structural_tag is None:
             return None
         for of, part in find_named_parts(read_structural_tag(params.structural_tag)):
-            alone = replace(params, structural_tag=json.dumps({"format": part}))
-            matcher = self._compile(alone)
+            matcher = self._compile(_alone(params, part))
             if matcher.is_error():
                 return of, shorten(matcher.get_error())
         return None
@@ -96,7 +97,7 @@ class Backend:
             bits: int32 ``[N, ceil(V / 32)]``, all ones; a row behind a draft that its grammar
                 refuses, or that ends it, stays so.
         """
-        self._fill_rows([(item.grammar, item.row) for item in work], bits)
+        self._fill_rows(work, bits)
         # Forks: the requests' own grammars stay where they are.
         ways = [(item, item.grammar.fork()) for item in work if item.drafts]
         depth = 0
@@ -109,25 +110,30 @@ class Backend:
                 and fork.is_open
             ]
             depth += 1
-            self._fill_rows([(fork, item.row + depth) for item, fork in ways], bits)
+            self._fill_rows([MaskWork(fork, item.row + depth) for item, fork in ways], bits)
 
-    def _fill_rows(self, work: Sequence[tuple[Grammar, int]], bits: np.ndarray) -> None:
+    def _fill_rows(self, work: Sequence[MaskWork], bits: np.ndarray) -> None:
         """Write one mask of each grammar."""
+        address, row_bytes = bits.ctypes.data, bits.strides[0]
+        is_small = len(work) * bits.shape[1] * BITS < _MIN_PARALLEL_BITS
         branching: list[tuple[LLMatcher, int]] = []
-        forced: list[tuple[int, int]] = []
-        for grammar, row in work:
+        for grammar, row, _ in work:
             token_id = grammar.find_forced()
-            if token_id is None:
-                branching.append((grammar.matcher, row))
+            if token_id is not None:
+                allow_only(bits, row, token_id)
+                continue
+            grammar.note_mask(bits, row)
+            if is_small:
+                # At once: what the matcher reads is in the processor's cache now.
+                grammar.matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
             else:
-                forced.append((row, token_id))
-        if forced:
-            rows, token_ids = np.array(forced).T
-            bits[rows] = 0
-            allow_tokens(bits, rows, token_ids)
-        if len(branching) * bits.shape[1] * BITS < _MIN_PARALLEL_BITS:
-            address, row_bytes = bits.ctypes.data, bits.strides[0]
-            for matcher, row in branching:
-                matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
-        else:
+                branching.append((grammar.matcher, row))
+        if branching:
             fill_next_token_bitmask_par(self._executor, branching, bits)
+
+
+def _alone(params: StructuredOutputsParams, part: Mapping[str, Any]) -> StructuredOutputsParams:
+    """A part as a grammar of its own; what is said of a schema alone is for its author."""
+    if part.get("type") == "json_schema":
+        return replace(params, structural_tag=None, json=part.get("json_schema"))
+    return replace(params, structural_tag=json.dumps({"format": part}))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+from vllm.v1.structured_output.mask_bits import is_allowed
+
 if TYPE_CHECKING:
+    import numpy as np
     from llguidance import LLMatcher
 
 
@@ -14,7 +17,11 @@ class Grammar:
 
     Where a grammar leaves one text to go on with (the names of properties, a call's head), its
     tokens are found once and kept: to ask the library again at each of them would be to write all
-    of that text in tokens again, most of what masks cost. The matcher hears of them at the end.
+    of that text in tokens again, most of what masks cost.
+
+    The matcher hears of tokens as late as may be: of forced ones when others follow, and of one
+    that the last mask allowed when the next mask is made, which is beside the model and not
+    between two steps.
 
     Owns: its matcher, a copy of the compiled one.
 
@@ -30,6 +37,10 @@ class Grammar:
         # The only tokens that can follow what the matcher knows, and how many the answer has.
         self._forced: list[int] = []
         self._num_taken = 0
+        # What follows these, and the matcher has not heard of.
+        self._untold: list[int] = []
+        # Bits of masks, and the row of the next token's; None: it was not made yet.
+        self._mask: tuple[np.ndarray, int] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -44,11 +55,25 @@ class Grammar:
     def find_forced(self) -> int | None:
         """Return the only token that may follow; None: there is none, or several.
 
-        Mutates: what it found is kept.
+        Mutates: what it found is kept; the matcher hears of what it must know for that.
         """
-        if not self._forced:
+        if self._num_taken == len(self._forced):
+            self._tell()
             self._forced = self._matcher.compute_ff_tokens()
         return self._forced[self._num_taken] if self._forced else None
+
+    def note_mask(self, bits: np.ndarray, row: int) -> None:
+        """Remember what may follow.
+
+        Args:
+            bits: int32 ``[N, ceil(V / 32)]``, not written to any more before the next token.
+            row: The next token's.
+        """
+        self._mask = bits, row
+
+    def forget_mask(self) -> None:
+        """Ask the matcher of the next token: its mask says more than the grammar."""
+        self._mask = None
 
     def fork(self) -> Self:
         """Return another that stands where this one does, and goes its own way."""
@@ -56,6 +81,7 @@ class Grammar:
         made = type(self)(self._matcher, self._end_ids)
         made._has_ended = self._has_ended
         made._forced, made._num_taken = self._forced, self._num_taken
+        made._untold = self._untold.copy()
         return made
 
     def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
@@ -66,13 +92,19 @@ class Grammar:
             token_ids: Of the answer, in order.
         """
         del request_id
+        if len(token_ids) == 1:  # as in most steps, for every request
+            return self._has_ended or self._accept(token_ids[0])
         return all(self._has_ended or self._accept(token_id) for token_id in token_ids)
 
     def _accept(self, token_id: int) -> bool:
-        forced = self._forced
-        if forced and forced[self._num_taken] == token_id:
-            self._num_taken += 1
-            return self._num_taken < len(forced) or self._tell()
+        mask, self._mask = self._mask, None
+        if self._num_taken < len(self._forced):
+            if token_id == self._forced[self._num_taken]:
+                self._num_taken += 1
+                return True
+        elif mask is not None and token_id not in self._end_ids and is_allowed(*mask, token_id):
+            self._untold.append(token_id)
+            return True
         if not self._tell():
             return False
         self._has_ended = token_id in self._end_ids and self._matcher.is_accepting()
@@ -81,6 +113,9 @@ class Grammar:
     def _tell(self) -> bool:
         """Tell the matcher what it has not heard of; False if it cannot go on."""
         taken = self._forced[: self._num_taken]
+        if self._untold:
+            taken += self._untold
+            self._untold = []
         self._forced, self._num_taken = [], 0
         return not taken or self._matcher.consume_tokens(taken)
 

@@ -17,7 +17,8 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.limits import DEADLINE_S
-from vllm.v1.structured_output.masks import BITS, GrammarMasks, MaskWork, allow_tokens
+from vllm.v1.structured_output.mask_bits import BITS, allow_tokens
+from vllm.v1.structured_output.masks import GrammarMasks, MaskWork
 from vllm.v1.structured_output.trial import TrialOrder, TrialProcess
 
 if TYPE_CHECKING:
@@ -212,7 +213,8 @@ class StructuredOutputManager:
                 # It may begin to reason, or with what the grammar allows first.
                 openings.append((MaskWork(grammar, num_rows), opening_id))
             if num_free is not None:
-                work.append(MaskWork(grammar, num_rows + num_free, drafts[num_free:]))
+                behind = drafts[num_free:] if drafts else _NO_DRAFTS
+                work.append(MaskWork(grammar, num_rows + num_free, behind))
             num_rows += len(drafts) + 1
         if not num_rows:
             return None
@@ -232,6 +234,8 @@ class StructuredOutputManager:
             self._compiler.backend.fill([item for item, _ in openings], bits)
             rows, token_ids = np.array([(item.row, token_id) for item, token_id in openings]).T
             allow_tokens(bits, rows, token_ids)
+            for item, _ in openings:
+                item.grammar.forget_mask()
 
     @cached_property
     def _filler(self) -> ThreadPoolExecutor:

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
     from vllm.v1.structured_output.grammar import Grammar
 
-# Of a word of a mask.
-BITS = 32
-
 
 class MaskWork(NamedTuple):
     """Masks to fill.
@@ -28,14 +25,6 @@ class MaskWork(NamedTuple):
     grammar: Grammar
     row: int
     drafts: Sequence[int] = ()
-
-
-def allow_tokens(bits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray) -> None:
-    """Let one token in each of these rows, int64 ``[N]``, be possible too.
-
-    Mutates: ``bits``, int32 ``[R, ceil(V / 32)]``.
-    """
-    bits[rows, token_ids // BITS] |= (1 << token_ids % BITS).astype(np.uint32).view(np.int32)
 
 
 class GrammarMasks:

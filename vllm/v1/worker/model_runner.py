@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from vllm.utils.uploads import upload
 from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.attention.step_model import SettlesDrafts
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -14,7 +15,6 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.edits import ForbidTokens
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import DeviceSample, DrawTokens, SamplerOutput, sample_on_device
-from vllm.v1.sample.uploads import upload
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.connector_steps import ConnectorSteps
@@ -224,7 +224,7 @@ class ModelRunner:
 
     def _forward(self, step: StepInput) -> torch.Tensor:
         meta = self._build_metadata(step.slices)
-        token_ids = torch.from_numpy(step.token_ids).to(self._pool.device)
+        token_ids = upload(step.token_ids, self._pool.device)
         if len(step.carried_rows):
             assert self._last_sampled is not None, "a token in flight was sampled"
             rows, sources = upload(
@@ -233,7 +233,7 @@ class ModelRunner:
             token_ids[rows] = self._last_sampled[sources]
         return self._model(
             token_ids,
-            torch.from_numpy(step.positions).to(self._pool.device),
+            upload(step.positions, self._pool.device),
             meta,
             self._pool.layers,
         )
@@ -245,7 +245,7 @@ class ModelRunner:
         if num_sampled == 0:
             return None
         if num_sampled < step.num_tokens:
-            streams = streams[torch.from_numpy(step.sampled_rows).to(self._pool.device)]
+            streams = streams[upload(step.sampled_rows, self._pool.device)]
         logits = self._model.compute_logits(streams)
         # A sampled token comes one position after the row that predicts it.
         positions = step.positions[step.sampled_rows] + 1

@@ -62,7 +62,10 @@ def _find_grammar_rows(
     row = 0
     for state, count in zip(step.requests, step.sampled_counts, strict=True):
         source = masks.first_rows.get(state.req_id) if count else None
-        if source is not None:
+        if source is not None and count == 1:
+            rows.append(row)
+            sources.append(source)
+        elif source is not None:
             rows += range(row, row + count)
             sources += range(source, source + count)
         row += count

@@ -352,9 +352,7 @@ class Worker:
         Raises:
             EngineError: The worker is not ready, or was shut down.
         """
-        if self._runner is None:
-            raise EngineError("the worker has no KV cache: initialize_from_config comes first")
-        return self._runner.execute_model(scheduler_output)
+        return self._require_runner().execute_model(scheduler_output)
 
     def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
         """Begin one step; see ``ModelRunner.begin_model``.
@@ -362,9 +360,12 @@ class Worker:
         Raises:
             EngineError: The worker is not ready, or was shut down.
         """
+        return self._require_runner().begin_model(scheduler_output)
+
+    def _require_runner(self) -> ModelRunner:
         if self._runner is None:
             raise EngineError("the worker has no KV cache: initialize_from_config comes first")
-        return self._runner.begin_model(scheduler_output)
+        return self._runner
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once; None without a drafter."""

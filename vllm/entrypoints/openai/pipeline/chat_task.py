@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
-from vllm.entrypoints.openai.structured_fields import find_structured_field
+from vllm.entrypoints.openai.structured_fields import asks_for_tag, find_structured_field
 from vllm.exceptions import UserInputError
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.grammar_formats import ANSWER_PART, TOOLS_PART, Format, any_of, json_of, text
@@ -77,6 +77,8 @@ def structure_names(
     own = None if field is None else field_names.get(field, field)
     tools = "tools" if task.tools and task.tool_choice.mode != "none" else None
     whole = [tools, None if task.tool_choice.is_forced else own]
+    if own is not None and not task.tool_choice.is_forced and asks_for_tag(request):
+        whole = [own]  # it says itself where calls stand
     named = {
         "structured_outputs": " and ".join(name for name in whole if name is not None),
         TOOLS_PART: tools,

@@ -23,7 +23,7 @@ def _as_two_level(x: torch.Tensor) -> torch.Tensor:
 # -- norms ------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x,
     weight,
@@ -95,7 +95,7 @@ def rms_norm_offset(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.
 # -- rotary embedding -------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rotate_halves_kernel(
     x,
     cos,
@@ -152,7 +152,7 @@ def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rotate_pairs_kernel(
     x,
     turns,
@@ -242,7 +242,7 @@ def gate_of(gate, up, alpha, limit, KIND: tl.constexpr):
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _gate_kernel(
     x,
     out,

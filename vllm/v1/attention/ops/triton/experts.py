@@ -13,7 +13,7 @@ from vllm.v1.attention.ops.triton.stored_products import map_pairs
 # -- routers ----------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _choose_kernel(
     scores,
     bias,
@@ -145,7 +145,7 @@ def router_scores(logits: torch.Tensor) -> torch.Tensor:
 # -- experts ----------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _weigh_kernel(
     parts,
     weights,

@@ -19,7 +19,7 @@ _BLOCK_VALUES = 64
 _BLOCK_TOKENS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _project_kernel(
     streams,
     fn,
@@ -56,7 +56,7 @@ def _project_kernel(
     tl.store(partial + target, sums, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _finish_projection_kernel(
     partial,
     scale,
@@ -135,7 +135,7 @@ def hc_project(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _sinkhorn_kernel(
     logits,
     out,
@@ -201,7 +201,7 @@ def sinkhorn(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _collapse_kernel(
     streams,
     weights,
@@ -255,7 +255,7 @@ def hc_collapse(streams: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _expand_kernel(
     output,
     streams,

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from vllm.utils.uploads import upload
 from vllm.v1.attention.ops.triton.launch import divide_up, launch, power_of_two, rows_per_program
 
 _MAX_COLUMNS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _move_rows_kernel(
     cache,
     blocks,
@@ -31,7 +33,8 @@ def _move_rows_kernel(
     is_row = index < num_rows
     block = tl.load(blocks + index, mask=is_row, other=0).to(tl.int64)
     row = tl.load(rows + index, mask=is_row, other=0).to(tl.int64)
-    mask = is_row[:, None] & (column < WIDTH)[None, :]
+    # Rows of the null block are zeros, and stay as they are.
+    mask = (is_row & (block > 0))[:, None] & (column < WIDTH)[None, :]
     page = (block * block_stride + row * row_stride)[:, None] + column[None, :]
     flat = index.to(tl.int64)[:, None] * value_stride + column[None, :]
     if IS_WRITE:
@@ -39,7 +42,8 @@ def _move_rows_kernel(
         tl.store(cache + page, kept.to(cache.dtype.element_ty), mask=mask)
     else:
         read = tl.load(cache + page, mask=mask, other=0.0)
-        tl.store(values + flat, read.to(values.dtype.element_ty), mask=mask)
+        is_value = is_row[:, None] & (column < WIDTH)[None, :]
+        tl.store(values + flat, read.to(values.dtype.element_ty), mask=is_value)
 
 
 def _move_rows(
@@ -74,7 +78,7 @@ def _move_rows(
 def write_rows(
     cache: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """See ``reference.write_rows``."""
+    """See ``reference.write_rows``; rows that go to block 0 are not kept."""
     kept = values if values.stride(-1) == 1 else values.contiguous()
     _move_rows(cache, blocks.contiguous(), rows.contiguous(), kept, is_write=True)
 
@@ -82,13 +86,13 @@ def write_rows(
 def read_rows(
     cache: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """See ``reference.read_rows``."""
+    """See ``reference.read_rows``; rows of block 0 are zeros."""
     values = torch.empty((blocks.numel(), cache.shape[2]), dtype=dtype, device=cache.device)
     _move_rows(cache, blocks.contiguous(), rows.contiguous(), values, is_write=False)
     return values.view(*blocks.shape, cache.shape[2])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _write_slots_kernel(
     cache,
     slots,
@@ -181,9 +185,9 @@ def copy_blocks(pools: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]])
         return
     assert min(map(min, pairs)) > 0, f"block copies {pairs} touch the null block 0"
     assert len({dst for _, dst in pairs}) == len(pairs), f"block copies {pairs} write one twice"
-    host = torch.tensor([*zip(*pairs, strict=True), range(len(pairs))], dtype=torch.int32)
+    host = np.array([*zip(*pairs, strict=True), range(len(pairs))], dtype=np.int32)
     for pool in pools:
-        sources, targets, order = host.to(pool.device)
+        sources, targets, order = upload(host, pool.device)
         # Pools are a multiple of eight bytes wide, so that a thread moves eight at a time.
         words = pool.view(torch.int64) if pool.shape[1] % 8 == 0 else pool
         # Pairs may form chains and cycles: every source is read before anything is written.

@@ -90,6 +90,71 @@ def _read_numbers(
     return number
 
 
+@triton.jit
+def _load_words(
+    codes,
+    scales,
+    scale_factors,
+    offsets,
+    offset_factors,
+    panel,
+    word,
+    lane,
+    num_words,
+    num_groups,
+    num_scale_factors,
+    num_offset_factors,
+    KIND: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    GROUP_WORDS: tl.constexpr,
+    SCALE_FAN: tl.constexpr,
+    SCALES_ARE_E8M0: tl.constexpr,
+    HAS_SCALE_FACTORS: tl.constexpr,
+    OFFSET_FAN: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_OFFSET_FACTORS: tl.constexpr,
+):
+    """Returns codes' values [words, codes of one, lanes], their scales and offsets [words, lanes].
+
+    Where there are no offsets, the scales stand in their place.
+    """
+    is_word = (word < num_words)[:, None] & (lane < _PANEL)[None, :]
+    at = (panel * num_words + word)[:, None] * _PANEL + lane[None, :]
+    packed = tl.load(codes + at, mask=is_word, other=0)
+    place = tl.arange(0, PER_WORD)
+    values = _code_values(packed[:, None, :], place[None, :, None], KIND)
+    group = word // GROUP_WORDS
+    scale = _read_numbers(
+        scales,
+        scale_factors,
+        panel,
+        group,
+        lane,
+        is_word,
+        num_groups,
+        num_scale_factors,
+        SCALE_FAN,
+        SCALES_ARE_E8M0,
+        HAS_SCALE_FACTORS,
+    )
+    offset = scale
+    if HAS_OFFSETS:
+        offset = _read_numbers(
+            offsets,
+            offset_factors,
+            panel,
+            group,
+            lane,
+            is_word,
+            num_groups,
+            num_offset_factors,
+            OFFSET_FAN,
+            False,
+            HAS_OFFSET_FACTORS,
+        )
+    return values, scale, offset
+
+
 @dataclass(frozen=True, slots=True)
 class _Numbers:
     """``PanelNumbers`` as launches take them."""
@@ -119,7 +184,7 @@ class _Numbers:
 # -- rounded inputs ---------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _round_kernel(
     x,
     order,
@@ -150,10 +215,12 @@ def _round_kernel(
     sizes = tl.abs(values)
     peak = tl.max(sizes, 1)
     is_number = tl.sum((sizes < float("inf")).to(tl.int32), 1) == BLOCK
-    factor = (tl.zeros((ROWS,), tl.float32) + _BYTE_MAX) / peak
+    # Divided as a CPU divides: a card's own division is off by a bit, and so would codes be.
+    factor = tl.div_rn(tl.zeros((ROWS,), tl.float32) + _BYTE_MAX, peak)
     rounded = (values * factor[:, None] + _ROUNDER) - _ROUNDER
     rounded = tl.where((is_number & (peak >= _LEAST_PEAK))[:, None], rounded, 0.0)
-    scale = tl.where(is_number, peak / _BYTE_MAX, float("nan"))
+    scale = tl.div_rn(peak, tl.zeros((ROWS,), tl.float32) + _BYTE_MAX)
+    scale = tl.where(is_number, scale, float("nan"))
     target = wide[:, None] * in_size + column[None, :]
     tl.store(codes + target, rounded.to(tl.float16), mask=mask)
     tl.store(scales + wide * num_groups + group, scale, mask=is_row)
@@ -184,6 +251,8 @@ def _round_inputs(x: torch.Tensor, stack: PanelStack) -> tuple[torch.Tensor, tor
         BLOCK=power_of_two(group),
         ROWS=rows,
         HAS_ORDER=stack.order is not None,
+        # Else the product and the rounding after it become one step, which rounds ties otherwise.
+        enable_fp_fusion=False,
     )
     return codes, scales
 
@@ -191,7 +260,7 @@ def _round_inputs(x: torch.Tensor, stack: PanelStack) -> tuple[torch.Tensor, tor
 # -- products ---------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _panel_product_kernel(
     x,
     x_scales,
@@ -250,44 +319,33 @@ def _panel_product_kernel(
             row = pair // num_chosen
         row = row.to(tl.int64)
         lane = tl.arange(0, _PANEL)
-        place = tl.arange(0, PER_WORD)
         panel = (matrix * num_panels + tl.program_id(1)).to(tl.int64)
         sums = tl.zeros((ROWS, _PANEL), tl.float32)
         for first in range(0, num_words, WORDS):
             word = first + tl.arange(0, WORDS)
-            is_word = (word < num_words)[:, None] & (lane < _PANEL)[None, :]
-            at = (panel * num_words + word)[:, None] * _PANEL + lane[None, :]
-            packed = tl.load(codes + at, mask=is_word, other=0)
-            values = _code_values(packed[:, None, :], place[None, :, None], KIND)
-            group = word // GROUP_WORDS
-            scale = _read_numbers(
+            values, scale, offset = _load_words(
+                codes,
                 scales,
                 scale_factors,
+                offsets,
+                offset_factors,
                 panel,
-                group,
+                word,
                 lane,
-                is_word,
+                num_words,
                 num_groups,
                 num_scale_factors,
+                num_offset_factors,
+                KIND,
+                PER_WORD,
+                GROUP_WORDS,
                 SCALE_FAN,
                 SCALES_ARE_E8M0,
                 HAS_SCALE_FACTORS,
+                OFFSET_FAN,
+                HAS_OFFSETS,
+                HAS_OFFSET_FACTORS,
             )
-            offset = scale
-            if HAS_OFFSETS:
-                offset = _read_numbers(
-                    offsets,
-                    offset_factors,
-                    panel,
-                    group,
-                    lane,
-                    is_word,
-                    num_groups,
-                    num_offset_factors,
-                    OFFSET_FAN,
-                    False,
-                    HAS_OFFSET_FACTORS,
-                )
             column = first * PER_WORD + tl.arange(0, WORDS * PER_WORD)
             is_column = column < in_size
             mask = is_row[:, None] & is_column[None, :]
@@ -476,46 +534,38 @@ def _panel_rows_kernel(
     panel = row // _PANEL
     lane = (row % _PANEL) + tl.zeros((1,), tl.int64)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-    is_word = (word < num_words)[:, None]
-    at = (panel * num_words + word)[:, None] * _PANEL + lane[None, :]
-    packed = tl.load(codes + at, mask=is_word, other=0)
-    values = _code_values(packed, tl.arange(0, PER_WORD)[None, :], KIND)
-    group = word // GROUP_WORDS
-    scale = _read_numbers(
+    values, scale, offset = _load_words(
+        codes,
         scales,
         scale_factors,
+        offsets,
+        offset_factors,
         panel,
-        group,
+        word,
         lane,
-        is_word,
+        num_words,
         num_groups,
         num_scale_factors,
+        num_offset_factors,
+        KIND,
+        PER_WORD,
+        GROUP_WORDS,
         SCALE_FAN,
         SCALES_ARE_E8M0,
         HAS_SCALE_FACTORS,
+        OFFSET_FAN,
+        HAS_OFFSETS,
+        HAS_OFFSET_FACTORS,
     )
-    if HAS_OFFSETS:
-        offset = _read_numbers(
-            offsets,
-            offset_factors,
-            panel,
-            group,
-            lane,
-            is_word,
-            num_groups,
-            num_offset_factors,
-            OFFSET_FAN,
-            False,
-            HAS_OFFSET_FACTORS,
-        )
-        if HAS_ZEROS:
-            values = (values - offset) * scale
-        else:
-            values = values * scale + offset
+    values = tl.reshape(values, (WORDS, PER_WORD))
+    if HAS_ZEROS:
+        values = (values - offset) * scale
     else:
         values = values * scale
+        if HAS_OFFSETS:
+            values = values + offset
     column = word[:, None] * PER_WORD + tl.arange(0, PER_WORD)[None, :]
-    mask = is_word & (column < in_size)
+    mask = (word < num_words)[:, None] & (column < in_size)
     place = column
     if HAS_ORDER:
         place = tl.load(order + column, mask=mask, other=0)

@@ -64,7 +64,7 @@ def load_weights(
         return values * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _grouped_product_kernel(
     x,
     codes,

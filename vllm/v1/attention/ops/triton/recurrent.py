@@ -63,7 +63,7 @@ class StateTables:
 # -- convolution ------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _convolve_kernel(
     rows,
     pages,
@@ -603,7 +603,7 @@ def decay_logs(inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor) ->
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _gated_norm_kernel(
     x,
     gates,

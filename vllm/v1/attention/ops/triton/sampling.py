@@ -28,7 +28,7 @@ def _load_scaled(logits, first, temperature, vocab_size, BLOCK: tl.constexpr):
     return values / temperature, at
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_drawn"])
 def _draw_kernel(
     logits,
     rows,
