@@ -31,10 +31,10 @@ from benchmarks import gpu_packed
 from vllm.gpu.decode_graphs import CudaGraphDevice, choose_sizes
 from vllm.gpu.draws import draw_tokens
 from vllm.gpu.step_model import (
+    can_replay,
     make_gpu_step_model,
     make_graphed_step_model,
     move_tables,
-    reads_pages,
 )
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.layout import CacheLayout
@@ -385,7 +385,7 @@ class Pages:
         self.lengths: dict[int, int] = {}
         self.eager = self._make_eager()
         self.steps = self.eager
-        if max_requests and reads_pages(model, self.layout):
+        if max_requests and can_replay(model, self.layout):
             self.steps = make_graphed_step_model(
                 model,
                 self.layout,

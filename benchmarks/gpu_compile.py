@@ -30,6 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from benchmarks import gpu, gpu_packed
+from vllm.gpu.step_model import can_replay, make_graphed_step_model
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.triton import launch as launching
 from vllm.v1.attention.ops.triton import pages as paging
@@ -274,6 +275,24 @@ _RELEASED: dict[str, dict[str, Any]] = {
 _TYPES = (torch.bfloat16, torch.float32)
 
 
+class Rehearsal:
+    """A ``GraphDevice`` that captures nothing: the step runs once."""
+
+    def capture(
+        self, run: Callable[[], torch.Tensor], buffers: Sequence[torch.Tensor]
+    ) -> tuple["Rehearsal", torch.Tensor]:
+        """Run the step."""
+        del buffers
+        return self, run()
+
+    def replay(self) -> None:
+        """Do nothing."""
+
+    def allocated_bytes(self) -> int:
+        """Nothing is."""
+        return 0
+
+
 def _read_released(family: str) -> dict[str, Any]:
     return {**gpu.TINY, **gpu.FAMILIES[family], **_RELEASED[family]}
 
@@ -291,6 +310,10 @@ def run_family(family: str, dtype: torch.dtype) -> None:
         pages.step([(0, [1] * 5), (1, [1] * 40), (2, [1])])
         pages.step([(0, [1]), (1, [1])])
         pages.step([(0, [1])])
+        assert can_replay(model, pages.layout), "its decode steps are not captured"
+        make_graphed_step_model(
+            model, pages.layout, pages.caches, META, Rehearsal(), sizes=(1, 8), max_tokens=8192
+        )
 
 
 def run_ops(dtype: torch.dtype) -> None:

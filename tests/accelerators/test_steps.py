@@ -26,8 +26,11 @@ from tests.model_executor.models.hf_reference import build_hf_model as build_v4
 from tests.model_executor.models.hf_reference import published_tensors as v4_tensors
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.gpu.decode_graphs import DecodeGraphs, choose_sizes
-from vllm.gpu.step_model import make_gpu_step_model, make_graphed_step_model
+from vllm.gpu.step_model import can_replay, make_gpu_step_model, make_graphed_step_model
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.v1.attention import entry_tables
+from vllm.v1.attention.entry_tables import LaidOutStep
+from vllm.v1.attention.ops.registry import Op, get_reference_op
 from vllm.v1.attention.ops.triton.registry import get_triton_op
 from vllm.v1.attention.paged_tables import PagedTablesBuilder
 
@@ -149,6 +152,44 @@ def test_decode_graphs_replay_what_the_model_computes(name: str) -> None:
         )
         for row, expected in zip(found, wanted, strict=True):
             assert_near(row, expected, 1e-4)
+
+
+def find_few_kernels(name: str) -> Op:
+    """Returns what a graph needs of Triton, and the reference's op for the rest, which is fast."""
+    kernels = ("write_rows", "read_rows", "list_entries", "mix_experts")
+    return get_triton_op(name) if name in kernels else get_reference_op(name)
+
+
+def test_deepseek_v4s_decode_graphs_replay_what_the_model_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(entry_tables, "_LEAST_LIMIT", 128)
+    raw = V4_CONFIGS["hc4-yarn-4-128"]
+    config = DeepseekV4Config.from_dict(raw)
+    tensors = v4_tensors(build_v4(raw, seed=7).state_dict())
+    expected = PagedHarness(build_v4_model(config, tensors))
+    harness = PagedHarness(build_v4_model(config, tensors, ops=find_few_kernels))
+    recorder = GraphRecorder(harness.model, harness.kv_caches)
+    assert can_replay(harness.model, harness.layout)
+    harness.steps = make_graphed_step_model(
+        harness.model, harness.layout, harness.kv_caches, CPU, recorder, sizes=(2,), max_tokens=256
+    )
+    # Contexts up to 128 and up to 256 tokens.
+    assert recorder.num_captured == 2
+    prompts = [random_tokens(300, 1)[:140], random_tokens(300, 2)[:140]]
+    pairs = [[own.add(prompt) for prompt in prompts] for own in (expected, harness)]
+    for own, requests in zip((expected, harness), pairs, strict=True):
+        own.step([(requests[0], 126), (requests[1], 2)])
+    # In the second step the first request ends windows of 4 and of 128 tokens, the second its first
+    # of 4; then the first request is in the longer shape. One is filled up to two.
+    for batch in ([0, 1], [0, 1], [0], [1]):
+        wanted, found = (
+            own.step([(requests[index], 1) for index in batch])
+            for own, requests in zip((expected, harness), pairs, strict=True)
+        )
+        assert isinstance(harness.last_meta, LaidOutStep)
+        for row, right in zip(found, wanted, strict=True):
+            assert_near(row, right, 1e-4)
 
 
 def test_the_recorder_refuses_what_a_graph_would_get_wrong() -> None:

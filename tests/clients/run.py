@@ -54,6 +54,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "openai-agents": ("agents_py.py",),
     "pydantic-ai": ("pydantic_ai_py.py",),
     "instructor": ("instructor_py.py",),
+    "huggingface_hub": ("huggingface_py.py",),
     "langchain": ("langchain_py.py",),
     "litellm": ("litellm_py.py",),
     "llama-index": ("llama_index_py.py",),

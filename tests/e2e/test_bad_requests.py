@@ -1,6 +1,7 @@
 """Bad requests: a clean 4xx with the one body shape, a server that lives, no block leaked."""
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -256,6 +257,15 @@ def test_errors_of_schemas_with_several_answers(server: ServerProcess) -> None:
     response = server.post(CHAT, {"messages": USER, "stop": [None]})
     assert response.json()["error"]["message"].startswith("stop: ")
     assert "[_" not in response.text
+
+
+def test_a_response_in_the_background_says_whose_fault_it_was(server: ServerProcess) -> None:
+    path, body = response_with(None, NO_SCHEMA)
+    made = server.post(path, {**body, "tool_choice": "required", "background": True}).json()
+    deadline = time.monotonic() + 60
+    while (told := server.get(f"{path}/{made['id']}").json())["status"] != "failed":
+        assert time.monotonic() < deadline, told
+    assert (told["error"]["code"], told["error"]["param"]) == ("invalid_prompt", "tools")
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "none"}, {"tool_choice": "auto"}])

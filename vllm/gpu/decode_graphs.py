@@ -7,18 +7,23 @@ filled up to the next size with rows of no request, which read and write no page
     n requests -> size s >= n -> tables of s rows, uploaded -> replay graph s -> first n rows
 
 Attention's grid does not depend on the length of contexts (their splits are fixed in number), so
-one graph serves all of them. All sizes are captured at start, largest first, in one memory pool.
+one graph serves all of them. A model with entries has graphs by the length of contexts too
+(``EntryTables``). All are captured at start, largest first, in one memory pool.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from vllm.logger import init_logger
+from vllm.v1.attention.entry_tables import DecodeShape, EntryTables, LaidOutStep, choose_limits
 from vllm.v1.attention.layout import CacheLayout
+from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
 from vllm.v1.attention.paged_tables import PagedTables, PagedTablesBuilder
 from vllm.v1.attention.step_tables import RequestSlice
 
@@ -85,6 +90,74 @@ class _CapturedStep:
     streams: torch.Tensor
 
 
+class CapturedSteps:
+    """A model's captured steps, by what fixes their shapes.
+
+    Args:
+        model: The model.
+        kv_caches: Cache name -> pages.
+        max_requests: Of a step.
+        device: Where it runs.
+
+    Owns: the graphs, and the tokens and positions that they read.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        kv_caches: Mapping[str, torch.Tensor],
+        max_requests: int,
+        device: torch.device,
+    ) -> None:
+        self._model, self._kv_caches = model, kv_caches
+        self._token_ids = torch.zeros(max_requests, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(max_requests, dtype=torch.int64, device=device)
+        self._captured: dict[Hashable, _CapturedStep] = {}
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def capture(
+        self,
+        graphs: GraphDevice,
+        shape: Hashable,
+        num_requests: int,
+        find_meta: Callable[[], Any],
+        tables: torch.Tensor,
+    ) -> None:
+        """Capture one step.
+
+        Args:
+            graphs: Captures.
+            shape: Names it.
+            num_requests: Its rows.
+            find_meta: Returns what the model reads; what it computes is captured too.
+            tables: What the caller writes between replays.
+        """
+        tokens, positions = self._token_ids[:num_requests], self._positions[:num_requests]
+
+        def run() -> torch.Tensor:
+            streams: torch.Tensor = self._model(tokens, positions, find_meta(), self._kv_caches)
+            return streams
+
+        buffers = (self._token_ids, self._positions, tables)
+        self._captured[shape] = _CapturedStep(*graphs.capture(run, buffers))
+
+    def replay(
+        self, shape: Hashable, token_ids: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return the streams of a step whose tables are laid out; None: it was not captured."""
+        captured = self._captured.get(shape)
+        if captured is None:
+            return None
+        num_rows = len(token_ids)
+        self._token_ids[:num_rows].copy_(token_ids, non_blocking=True)
+        self._positions[:num_rows].copy_(positions, non_blocking=True)
+        captured.graph.replay()
+        # The next replay writes here again; by then the logits of these rows are computed.
+        return captured.streams[:num_rows]
+
+
 def choose_sizes(max_requests: int) -> tuple[int, ...]:
     """Return the batch sizes to capture, largest first: 1, 2, 4, then multiples of 8."""
     sizes = {size for size in (1, 2, 4) if size <= max_requests}
@@ -103,7 +176,7 @@ class DecodeGraphs:
         max_blocks: Blocks of the longest request, of all groups together.
         device: Where it runs.
 
-    Owns: the graphs, and the buffers they read: tokens, positions, tables of decode steps.
+    Owns: the graphs, and the tables of decode steps that they read.
     """
 
     def __init__(
@@ -119,12 +192,9 @@ class DecodeGraphs:
         self._model, self._layout = model, layout
         # Buffers of other steps may grow, and so move.
         self._builder, self._other_builder = make_builder(), make_builder()
-        self._kv_caches = kv_caches
         self._sizes = tuple(sorted(sizes))
         most = self._sizes[-1]
-        self._token_ids = torch.zeros(most, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(most, dtype=torch.int64, device=device)
-        self._captured: dict[int, _CapturedStep] = {}
+        self._steps = CapturedSteps(model, kv_caches, most, device)
         # Tables of any later step must fit: their address is in the graphs.
         num_groups = len(layout.groups)
         self._builder.reserve(most * (6 + 5 * num_groups + max_blocks) + 1)
@@ -132,32 +202,17 @@ class DecodeGraphs:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Captured sizes, in order."""
-        return tuple(sorted(self._captured))
+        return self._sizes if len(self._steps) else ()
 
     @torch.inference_mode()
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
         """Capture every size; the log says what they took."""
-        before = graphs.allocated_bytes()
-        for number, size in enumerate(self._sizes[::-1], 1):
-            if shows_progress:
-                _show_progress(number, len(self._sizes))
-            meta = self._builder([], self._layout, size)
-            tokens, positions = self._token_ids[:size], self._positions[:size]
-
-            def run(
-                meta: PagedTables = meta,
-                tokens: torch.Tensor = tokens,
-                positions: torch.Tensor = positions,
-            ) -> torch.Tensor:
-                streams: torch.Tensor = self._model(tokens, positions, meta, self._kv_caches)
-                return streams
-
-            self._captured[size] = _CapturedStep(*graphs.capture(run, self._buffers()))
-        taken = graphs.allocated_bytes() - before
-        logger.info("decode graphs: %d sizes, %.1f MiB", len(self._captured), taken / 2**20)
-
-    def _buffers(self) -> tuple[torch.Tensor, ...]:
-        return self._token_ids, self._positions, self._builder.buffer
+        with _telling_of(graphs, self._steps):
+            for number, size in enumerate(self._sizes[::-1], 1):
+                if shows_progress:
+                    _show_progress(number, len(self._sizes))
+                meta = self._builder([], self._layout, size)
+                self._steps.capture(graphs, size, size, meta.itself, self._builder.buffer)
 
     def build_metadata(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> PagedTables:
         """Return a step's tables; a decode step's are filled up to a captured size."""
@@ -175,21 +230,125 @@ class DecodeGraphs:
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """As the model."""
-        captured = self._captured.get(meta.num_tokens) if meta.is_decode else None
-        if captured is None:
-            streams: torch.Tensor = self._model(token_ids, positions, meta, kv_caches)
-            return streams
-        num_rows = len(token_ids)
-        self._token_ids[:num_rows].copy_(token_ids, non_blocking=True)
-        self._positions[:num_rows].copy_(positions, non_blocking=True)
-        captured.graph.replay()
-        # The next replay writes here again; by then the logits of these rows are computed.
-        return captured.streams[:num_rows]
+        size = meta.num_tokens if meta.is_decode else None
+        streams = self._steps.replay(size, token_ids, positions)
+        if streams is None:
+            streams = self._model(token_ids, positions, meta, kv_caches)
+        return streams
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """As the model; the rows are the sampler's."""
         logits: torch.Tensor = self._model.compute_logits(streams)
         return logits
+
+
+class EntryGraphs:
+    """A model with windows and entries whose decode steps are replayed; others run as they are.
+
+    Args:
+        model: The model; an MTP block that it has runs as it is.
+        layout: Its KV groups.
+        kv_caches: Cache name -> pages.
+        sizes: Batch sizes to capture.
+        max_tokens: Of a context.
+        device: Where it runs.
+
+    Owns: the graphs, and the tables of decode steps that they read.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        sizes: Sequence[int],
+        max_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._model, self._layout, self._device = model, layout, device
+        self._shapes = find_shapes(layout, sizes, max_tokens)
+        most = max(sizes)
+        self._tables = EntryTables(layout, most, max_tokens, device)
+        self._steps = CapturedSteps(model, kv_caches, most, device)
+
+    @torch.inference_mode()
+    def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
+        """Capture every shape; the log says what they took."""
+        with _telling_of(graphs, self._steps):
+            for number, shape in enumerate(self._shapes[::-1], 1):
+                if shows_progress:
+                    _show_progress(number, len(self._shapes))
+                self._tables.lay_out([], shape)
+                self._steps.capture(
+                    graphs,
+                    shape,
+                    shape.num_requests,
+                    partial(self._tables.expand, shape),
+                    self._tables.buffer,
+                )
+
+    def build_metadata(
+        self, slices: Sequence[RequestSlice], layout: CacheLayout
+    ) -> StepMetadata | LaidOutStep:
+        """Return a step's tables; a decode step's are filled up to a captured shape."""
+        kept = [item for item in slices if item.num_tokens]
+        is_plain = kept and all(
+            item.num_tokens == 1 and max(item.write_from, default=0) <= item.start for item in kept
+        )
+        if is_plain and layout is self._layout:
+            longest = max(item.start for item in kept) + 1
+            for shape in self._shapes:
+                if shape.num_requests >= len(kept) and shape.limit >= longest:
+                    return self._tables.lay_out(kept, shape)
+        return build_step_metadata(kept, layout, self._device)
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: StepMetadata | LaidOutStep,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """As the model."""
+        streams: torch.Tensor | None
+        if isinstance(meta, LaidOutStep):
+            streams = self._steps.replay(meta.shape, token_ids, positions)
+            assert streams is not None, f"{meta.shape} was not captured"
+        else:
+            streams = self._model(token_ids, positions, meta, kv_caches)
+        return streams
+
+    def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model; the rows are the sampler's."""
+        logits: torch.Tensor = self._model.compute_logits(streams)
+        return logits
+
+    def forward_mtp(self, *arguments: Any) -> torch.Tensor:
+        """As the model."""
+        streams: torch.Tensor = self._model.forward_mtp(*arguments)
+        return streams
+
+    def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model."""
+        logits: torch.Tensor = self._model.compute_mtp_logits(streams)
+        return logits
+
+
+def find_shapes(
+    layout: CacheLayout, sizes: Sequence[int], max_tokens: int
+) -> tuple[DecodeShape, ...]:
+    """Return the shapes of decode steps, the smallest first."""
+    limits = choose_limits(max_tokens, max(group.ratio for group in layout.groups))
+    return tuple(sorted(DecodeShape(size, limit) for size in sizes for limit in limits))
+
+
+@contextmanager
+def _telling_of(graphs: GraphDevice, steps: CapturedSteps) -> Iterator[None]:
+    """Has the log say what the graphs that are captured inside took."""
+    before = graphs.allocated_bytes()
+    yield
+    taken = graphs.allocated_bytes() - before
+    logger.info("decode graphs: %d, %.1f MiB", len(steps), taken / 2**20)
 
 
 def _show_progress(number: int, count: int) -> None:

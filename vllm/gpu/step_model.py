@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
-from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice
+from vllm.gpu.decode_graphs import DecodeGraphs, EntryGraphs, GraphDevice, choose_sizes
 from vllm.gpu.draws import draw_tokens
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
@@ -15,7 +15,10 @@ from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
 from vllm.model_executor.models.decoder.config import AttentionShape
 from vllm.model_executor.models.decoder.feed_forward import ExpertBank
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.utils.math_utils import cdiv
+from vllm.v1.attention.entry_tables import choose_limits
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.paged_tables import PagedTablesBuilder
 from vllm.v1.attention.step_model import StepModel, make_settle, make_torch_step_model
@@ -44,7 +47,7 @@ def make_gpu_step_model(
 
 
 def make_graphed_step_model(
-    model: DecoderForCausalLM,
+    model: Any,
     layout: CacheLayout,
     kv_caches: Mapping[str, torch.Tensor],
     device: torch.device,
@@ -57,7 +60,7 @@ def make_graphed_step_model(
     """Returns what replays a model's decode steps, captured by now.
 
     Args:
-        model: A model for which ``reads_pages``.
+        model: A model for which ``can_replay``.
         layout: Its KV groups.
         kv_caches: Cache name -> pages; the same in every step.
         device: Where it is.
@@ -66,6 +69,11 @@ def make_graphed_step_model(
         max_tokens: Of a request.
         shows_progress: Whether a bar is shown.
     """
+    settle = make_settle(model, device, layout, kv_caches)
+    if not reads_pages(model, layout):
+        entry_steps = EntryGraphs(model, layout, kv_caches, sizes, max_tokens, device)
+        entry_steps.capture(graphs, shows_progress=shows_progress)
+        return StepModel(entry_steps, entry_steps.build_metadata, draw_tokens, settle)
     max_blocks = sum(_most_blocks(group, max_tokens) for group in layout.groups)
     steps = DecodeGraphs(
         model,
@@ -77,8 +85,33 @@ def make_graphed_step_model(
         device,
     )
     steps.capture(graphs, shows_progress=shows_progress)
-    settle = make_settle(model, device, layout, kv_caches)
     return StepModel(steps, steps.build_metadata, draw_tokens, settle)
+
+
+def can_replay(model: Any, layout: CacheLayout) -> bool:
+    """Whether a model's decode steps can be captured: nothing in them waits for the device."""
+    return reads_pages(model, layout) or (
+        isinstance(model, DeepseekV4ForCausalLM)
+        and all(module.is_one_product for module in model.modules() if _is_moe(module))
+    )
+
+
+def _is_moe(module: Any) -> TypeGuard[DeepseekV4MoE]:
+    return isinstance(module, DeepseekV4MoE)
+
+
+def count_graphs(model: Any, max_requests: int, max_tokens: int) -> int:
+    """Return how many graphs a model's decode steps take.
+
+    Args:
+        model: The model.
+        max_requests: Of a step.
+        max_tokens: Of a context.
+    """
+    count = len(choose_sizes(max_requests))
+    if isinstance(model, DeepseekV4ForCausalLM):
+        count *= len(choose_limits(max_tokens))
+    return count
 
 
 def reads_pages(model: Any, layout: CacheLayout) -> bool:

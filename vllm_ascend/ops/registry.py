@@ -72,6 +72,7 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
             "npu_lightning_indexer returns choices, not scores, and leaves ties open",
         ),
         "select_entries": _aten("select_entries", "top-k whose ties go to the earliest entry"),
+        "list_entries": _aten("list_entries", "the places of a mask's ones"),
         "attend": _aten(
             "attend", "the wheel has no attention over one shared key/value with chosen entries"
         ),

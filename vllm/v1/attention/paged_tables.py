@@ -100,6 +100,10 @@ class PagedTables:
         """Itself: layers attend by ``attend``."""
         return self
 
+    def itself(self) -> "PagedTables":
+        """Returns itself: what a graph's step reads is laid out before it."""
+        return self
+
     def find_wanted(self, device: torch.device) -> None:
         """Returns None: every row is computed to the end."""
 
@@ -336,9 +340,10 @@ class PagedTablesBuilder:
     ) -> tuple[tuple[TileClass, ...], np.ndarray, np.ndarray]:
         """Returns the classes, and each tile's request and first query."""
         few, many = _MAX_FEW_QUERIES, self._prefill_queries
+        few_queries = min(few, many)
         choices = (
             (counts == 1, 1, _SPLITS),
-            ((counts > 1) & (counts <= few), few, _SPLITS),
+            ((counts > 1) & (counts <= few), few_queries, _SPLITS),
             (counts > few, many, 1),
         )
         classes: list[TileClass] = []

@@ -9,9 +9,10 @@ from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import ALONE, WorkerPlace
 from vllm.gpu.decode_graphs import choose_sizes
 from vllm.gpu.step_model import (
+    can_replay,
+    count_graphs,
     make_graphed_step_model,
     move_tables,
-    reads_pages,
     stack_experts,
 )
 from vllm.logger import init_logger
@@ -109,7 +110,10 @@ class GPUWorker(Worker):
         memory.empty_cache()
         graphs = 0
         if self._wants_graphs():
-            graphs = _BYTES_PER_GRAPH * len(choose_sizes(scheduler.max_num_seqs))
+            count = count_graphs(
+                self._model, scheduler.max_num_seqs, self._config.model_config.max_model_len
+            )
+            graphs = _BYTES_PER_GRAPH * count
         now = MemorySnapshot.take(memory)
         utilization = self._config.cache_config.gpu_memory_utilization
         available = available_kv_bytes(self._first_snapshot, now, peak, utilization) - graphs
@@ -152,7 +156,7 @@ class GPUWorker(Worker):
 
     def _can_replay(self, layout: CacheLayout) -> bool:
         # Sums over ranks would have to be captured too, which nobody has tried.
-        return reads_pages(self._model, layout) and self._place.size == 1
+        return can_replay(self._model, layout) and self._place.size == 1
 
     def _wants_graphs(self) -> bool:
         return not self._config.model_config.enforce_eager

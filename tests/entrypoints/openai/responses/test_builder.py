@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from vllm.entrypoints.openai.errors import HttpError
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
 from vllm.entrypoints.openai.responses.bodies import (
     InputTokensDetails,
@@ -129,7 +130,7 @@ def test_a_cut_response_is_incomplete() -> None:
 def test_an_end_before_the_end_keeps_what_was_said(how: str) -> None:
     builder = make_builder()
     said = [*builder.queue(), *builder.start(), *builder.add([ContentText("Hal")])]
-    said += builder.fail("The engine died.") if how == "fail" else builder.cancel()
+    said += builder.fail(HttpError(500, "The engine died.")) if how == "fail" else builder.cancel()
     read = as_sdk(said)
     assert [event.type for event in read[:3]] == [
         "response.created",

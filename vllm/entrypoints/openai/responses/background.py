@@ -88,7 +88,7 @@ class BackgroundResponse:
             described = describe_exception(error)
             if described.status == 500:
                 logger.error("Background response %s failed", self.body.id, exc_info=error)
-            last = [*last, *self._builder.fail(described.message)]
+            last = [*last, *self._builder.fail(described)]
         self._end(last)
 
     def _end(self, last: list[Event]) -> None:

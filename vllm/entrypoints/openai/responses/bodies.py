@@ -84,6 +84,7 @@ class ResponseFailure(msgspec.Struct):
 
     message: str
     code: str = "server_error"
+    param: str | None = None
 
 
 class IncompleteDetails(msgspec.Struct):

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from vllm.entrypoints.openai.errors import HttpError
 from vllm.entrypoints.openai.opaque_reasoning import seal_reasoning
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob, unix_now
 from vllm.entrypoints.openai.responses import events
@@ -142,10 +143,10 @@ class ResponseBuilder:
             out.append(events.ResponseCompleted(response=self._body))
         return self._number(out)
 
-    def fail(self, message: str) -> list[events.Event]:
-        """End the response with an error."""
+    def fail(self, error: HttpError) -> list[events.Event]:
+        """End the response with an error, in the API's words for whose it is."""
         out = self._close("incomplete")
-        self._body = replace(self._body, status="failed", error=ResponseFailure(message))
+        self._body = replace(self._body, status="failed", error=_failure(error))
         return self._number([*out, events.ResponseFailed(response=self._body)])
 
     def cancel(self) -> list[events.Event]:
@@ -239,3 +240,8 @@ class ResponseBuilder:
         out.append(events.ItemDone(output_index=index, item=item))
         self._body = replace(self._body, output=[*self._body.output, item])
         return out
+
+
+def _failure(error: HttpError) -> ResponseFailure:
+    codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+    return ResponseFailure(error.message, codes.get(error.status, "server_error"), error.param)

@@ -138,7 +138,7 @@ class ResponsesService:
             described = describe_exception(error)
             if described.status == 500:
                 logger.error("Response %s failed in mid-stream", builder.body.id, exc_info=error)
-            yield b"".join(encode_events(builder.fail(described.message)))
+            yield b"".join(encode_events(builder.fail(described)))
 
     def _create_in_background(
         self,

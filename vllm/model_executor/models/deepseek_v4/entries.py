@@ -155,6 +155,7 @@ class ChosenEntries(nn.Module):
         self._rotate_ = parts.ops("rotate_")
         self._score = parts.ops("index_scores")
         self._select = parts.ops("select_entries")
+        self._list = parts.ops("list_entries")
 
     def store(
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
@@ -200,7 +201,7 @@ class ChosenEntries(nn.Module):
     ) -> DecodeEntries:
         """Reads for each query the entries chosen [B, Q, K] for it."""
         num_requests, num_queries, num_entries = chosen.shape
-        listed = chosen.nonzero()[:, 2].view(num_requests, -1)
+        listed = self._list(chosen, self._top_k).view(num_requests, -1)
         blocks, rows = (
             part.gather(1, listed).view(num_requests * num_queries, -1)
             for part in (reads.source.blocks, reads.source.rows)
@@ -253,7 +254,7 @@ class ChosenEntries(nn.Module):
         chosen = self._select(scores, self._top_k)
         if self._should_list(tile):
             # Every query sees at least top-k entries, so what was chosen is visible.
-            listed = chosen[0].nonzero()[:, 1].view(-1, self._top_k)
+            listed = self._list(chosen[0], self._top_k)
             return TileEntries(chunk.entries, tile.tail_mask, listed)
         mask = torch.zeros_like(scores).masked_fill_(chosen.logical_not_(), float("-inf"))
         # A query with fewer visible entries than top-k had invisible ones chosen as fill.

@@ -57,6 +57,11 @@ class DeepseekV4MoE(nn.Module):
         self._weigh = parts.ops("expert_weights")
         self._mix = parts.ops("mix_experts")
 
+    @property
+    def is_one_product(self) -> bool:
+        """Whether all experts are multiplied at once, whichever were chosen."""
+        return self._spread is None and self.quantised is None
+
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""
         logits = multiply_plain(x.float(), self.gate, self._router_logits, self._stored_linear)

@@ -339,6 +339,19 @@ def select_entries(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
     return is_above | (is_equal & (is_equal.cumsum(-1) <= num_missing))
 
 
+def list_entries(chosen: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """Lists what ``select_entries`` marked.
+
+    Args:
+        chosen: bool [..., K], exactly ``num_selected`` True per row.
+        num_selected: Entries marked per row.
+
+    Returns:
+        int64 [..., num_selected]: their places, ascending.
+    """
+    return chosen.nonzero()[:, -1].view(*chosen.shape[:-1], num_selected)
+
+
 # -- attention --------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
             reference.compress_windows,
             reference.index_scores,
             reference.select_entries,
+            reference.list_entries,
             reference.attend,
             reference.router_scores,
             reference.choose_experts,

@@ -11,12 +11,24 @@ from vllm.v1.attention.ops.triton.launch import (
     launch,
     multiply,
     power_of_two,
+    warps_of,
 )
 
 _QUERIES = 128 if IS_INTERPRETED else 64
 _KEYS = 128 if IS_INTERPRETED else 64
-# Keys of DeepSeek-V4 are 512 values wide: smaller tiles, or they leave the registers.
-_WIDE_KEYS = 128 if IS_INTERPRETED else 32
+# Values of a tile of queries, whose sums stay in registers, and of keys, which lie in shared memory
+# beside as many values: the smallest cards have 99 KiB of it.
+_QUERY_VALUES = 1 << 20 if IS_INTERPRETED else 1 << 14
+_KEY_VALUES = 1 << 20 if IS_INTERPRETED else 1 << 13
+# What tl.dot takes at least.
+_LEAST = 16
+
+
+def _choose_tile(num_rows: int, block_width: int) -> tuple[int, int]:
+    """Returns rows and keys of a tile."""
+    most = max(_LEAST, min(_QUERIES, _QUERY_VALUES // block_width))
+    rows = min(most, max(_LEAST, power_of_two(num_rows)))
+    return rows, max(_LEAST, min(_KEYS, _KEY_VALUES // block_width))
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys"])
@@ -130,7 +142,8 @@ def attend_keys(
         if spread.stride(3) != 1:
             spread = spread.contiguous()
         mask_strides = spread.stride()[:3]
-    rows = min(_QUERIES, max(16, power_of_two(num_queries)))
+    block_width = max(_LEAST, power_of_two(width))
+    rows, keys_per_step = _choose_tile(num_queries, block_width)
     launch(
         _attend_keys_kernel,
         (num_batches, heads, divide_up(num_queries, rows)),
@@ -150,12 +163,13 @@ def attend_keys(
         soft_cap or 1.0,
         HEADS=heads,
         WIDTH=width,
-        BLOCK_WIDTH=max(16, power_of_two(width)),
+        BLOCK_WIDTH=block_width,
         ROWS=rows,
-        KEYS=_KEYS,
+        KEYS=keys_per_step,
         HAS_CAP=soft_cap != 0,
         HAS_MASK=mask is not None,
         IS_CAUSAL=is_causal,
+        num_warps=warps_of(rows * block_width),
     )
     return out, log_sums
 
@@ -233,7 +247,8 @@ def attend(
         keys = keys.contiguous()
     out = torch.empty_like(queries)
     num_rows = num_queries * heads
-    rows = min(_QUERIES, max(16, power_of_two(num_rows)))
+    block_width = max(_LEAST, power_of_two(width))
+    rows, keys_per_step = _choose_tile(num_rows, block_width)
     spread = sinks
     mask_strides = (0, 0)
     if mask is not None:
@@ -259,9 +274,10 @@ def attend(
         *mask_strides,
         HEADS=heads,
         WIDTH=width,
-        BLOCK_WIDTH=max(16, power_of_two(width)),
+        BLOCK_WIDTH=block_width,
         ROWS=rows,
-        KEYS=_WIDE_KEYS,
+        KEYS=keys_per_step,
         HAS_MASK=mask is not None,
+        num_warps=warps_of(rows * block_width),
     )
     return out

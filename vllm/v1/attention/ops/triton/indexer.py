@@ -222,3 +222,14 @@ def select_entries(scores: torch.Tensor, num_selected: int) -> torch.Tensor:
         ROWS=_SELECT_ROWS,
     )
     return out.view(torch.bool)
+
+
+def list_entries(chosen: torch.Tensor, num_selected: int) -> torch.Tensor:
+    """See ``reference.list_entries``: the host need not know how many there are."""
+    places = chosen.cumsum(-1) - 1
+    # Entries that were not chosen share a place behind the others.
+    places = places.masked_fill(~chosen, num_selected)
+    shape = (*chosen.shape[:-1], num_selected + 1)
+    listed = torch.zeros(shape, dtype=torch.int64, device=chosen.device)
+    numbers = torch.arange(chosen.shape[-1], device=chosen.device).expand(chosen.shape)
+    return listed.scatter_(-1, places, numbers)[..., :num_selected]

@@ -25,6 +25,10 @@ Launcher = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], Non
 _TILE_VALUES = 1 << 16 if IS_INTERPRETED else 1 << 12
 
 
+# Sums that four warps keep, 64 of each thread; of more, some would go to memory.
+_SUMS_OF_FOUR_WARPS = 1 << 13
+
+
 def run_kernel(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
@@ -71,6 +75,11 @@ def rows_per_program(width: int) -> int:
     A row's result must not depend on its neighbours, so neither may the shape it is reduced in.
     """
     return max(1, _TILE_VALUES // power_of_two(width))
+
+
+def warps_of(values: int) -> int:
+    """Return the warps of a program that keeps so many sums in registers."""
+    return 4 if values <= _SUMS_OF_FOUR_WARPS else 8
 
 
 def divide_up(size: int, part: int) -> int:

@@ -20,7 +20,13 @@ import triton
 import triton.language as tl
 
 from vllm.v1.attention.ops.triton.elementwise import tanh_of
-from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED, launch, multiply, power_of_two
+from vllm.v1.attention.ops.triton.launch import (
+    IS_INTERPRETED,
+    launch,
+    multiply,
+    power_of_two,
+    warps_of,
+)
 
 # Rows of a tile: tl.dot takes at least 16.
 _MIN_ROWS = 16
@@ -337,6 +343,7 @@ def attend_pages(
         kv_heads, width, tail = 1, plan.latent_dim, width - plan.latent_dim
     group = heads // kv_heads
     splits = plan.num_splits
+    tile_rows = max(_MIN_ROWS, power_of_two(plan.queries_per_tile * group))
     if into is None:
         into = (
             torch.empty((num_rows, heads, width), dtype=queries.dtype, device=queries.device),
@@ -388,11 +395,12 @@ def attend_pages(
         VALUES_AT=0 if plan.latent_dim else kv_heads * width,
         PAGE_ROWS=cache.shape[1],
         QUERIES=plan.queries_per_tile,
-        ROWS=max(_MIN_ROWS, power_of_two(plan.queries_per_tile * group)),
+        ROWS=tile_rows,
         KEYS=max(_MIN_ROWS, min(_KEYS, _KEY_VALUES // power_of_two(width))),
         SPLITS=splits,
         HAS_CAP=plan.soft_cap != 0,
         HAS_SINKS=sinks is not None,
+        num_warps=warps_of(tile_rows * power_of_two(width)),
     )
     if splits > 1:
         launch(
@@ -415,5 +423,6 @@ def attend_pages(
             QUERIES=plan.queries_per_tile,
             SPLITS=splits,
             HAS_SINKS=sinks is not None,
+            num_warps=warps_of(power_of_two(heads) * power_of_two(width)),
         )
     return out, log_sums

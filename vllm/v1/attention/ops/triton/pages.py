@@ -33,7 +33,8 @@ def _move_rows_kernel(
     is_row = index < num_rows
     block = tl.load(blocks + index, mask=is_row, other=0).to(tl.int64)
     row = tl.load(rows + index, mask=is_row, other=0).to(tl.int64)
-    mask = is_row[:, None] & (column < WIDTH)[None, :]
+    # Rows of the null block are zeros, and stay as they are.
+    mask = (is_row & (block > 0))[:, None] & (column < WIDTH)[None, :]
     page = (block * block_stride + row * row_stride)[:, None] + column[None, :]
     flat = index.to(tl.int64)[:, None] * value_stride + column[None, :]
     if IS_WRITE:
@@ -41,7 +42,8 @@ def _move_rows_kernel(
         tl.store(cache + page, kept.to(cache.dtype.element_ty), mask=mask)
     else:
         read = tl.load(cache + page, mask=mask, other=0.0)
-        tl.store(values + flat, read.to(values.dtype.element_ty), mask=mask)
+        is_value = is_row[:, None] & (column < WIDTH)[None, :]
+        tl.store(values + flat, read.to(values.dtype.element_ty), mask=is_value)
 
 
 def _move_rows(
@@ -76,7 +78,7 @@ def _move_rows(
 def write_rows(
     cache: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """See ``reference.write_rows``."""
+    """See ``reference.write_rows``; rows that go to block 0 are not kept."""
     kept = values if values.stride(-1) == 1 else values.contiguous()
     _move_rows(cache, blocks.contiguous(), rows.contiguous(), kept, is_write=True)
 
@@ -84,7 +86,7 @@ def write_rows(
 def read_rows(
     cache: torch.Tensor, blocks: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """See ``reference.read_rows``."""
+    """See ``reference.read_rows``; rows of block 0 are zeros."""
     values = torch.empty((blocks.numel(), cache.shape[2]), dtype=dtype, device=cache.device)
     _move_rows(cache, blocks.contiguous(), rows.contiguous(), values, is_write=False)
     return values.view(*blocks.shape, cache.shape[2])

@@ -141,6 +141,9 @@ TRITON_OPS: Mapping[str, TritonOp] = MappingProxyType(
         "compress_windows": TritonOp(indexer.compress_windows),
         "index_scores": TritonOp(indexer.index_scores),
         "select_entries": TritonOp(indexer.select_entries),
+        "list_entries": TritonOp(
+            indexer.list_entries, note="torch: a running sum and one write of each place"
+        ),
         "attend": TritonOp(attention.attend),
         "attend_keys": TritonOp(attention.attend_keys),
         "join_attention": _torch("join_attention", "only where a chunk is not read from pages"),
