@@ -7,8 +7,9 @@ Serves a trace through the server's own scheduler, cache and tier policy (``vllm
 rows have no bytes, steps and the disk take the time that a cost model and given rates say. The
 first ``--limit`` of each ``--every``-th line are served, in their order, four at a time and as fast
 as they go; of answers one token is computed, as traces say nothing of their text. ``ours`` gives up
-superseded states first, then what was used least recently; ``lru`` does without the former. Sizes
-are GiB; a disk of 0 is none, and one without end holds all.
+superseded states first, then what was used least recently; ``lru`` does without the former;
+``unlimited`` is ours, and writes over what is there without asking whether that pays. Sizes are
+GiB; a disk of 0 is none, and one without end holds all.
 
 Written down for each: prompt tokens hit in the pool and from the disk, bytes written and read, and
 of restores the time against that of computing the same tokens by the same clock (p50, p99, worst).
@@ -38,7 +39,9 @@ _ENDLESS_GIB = 1 << 9
 _AT_ONCE = 4
 
 
-TIERS = {"ours": NotingTier, "lru": LruTier}
+TIERS = {"ours": NotingTier, "lru": LruTier, "unlimited": NotingTier}
+# Who sets a limit that nobody reaches writes whatever is computed.
+_NO_LIMIT = {"unlimited": {"write_budget_per_day": 1 << 60}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Case:
         if not self.disk_gib:
             return settings
         folder = {"type": "fs", "root_dir": "-", "max_size": int(self.disk_gib * _GIB)}
+        folder |= _NO_LIMIT.get(self.order, {})
         tier = {
             "class": f"{NotingTier.__module__}:{TIERS[self.order].__name__}",
             "extra": {"secondary_tiers": [folder], "warm": 0},

@@ -12,6 +12,8 @@ _MIB = 1 << 20
 _SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A busy machine takes longer than the half minute that is the default.
+    "RAY_raylet_start_wait_time_s": "120",
     "RAY_DEDUP_LOGS": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "VLLM_CPU_KVCACHE_SPACE": "0.1",

@@ -114,10 +114,11 @@ class SimCore:
             if self._stepping is None:
                 self._stepping = asyncio.create_task(self._step())
         elif isinstance(message, AbortRequests):
-            gone = set(message.request_ids)
+            gone = message.request_ids
             self._waiting = [r for r in self._waiting if r.request_id not in gone]
-            for name in gone & self._running.keys():
-                self._running.pop(name).cancel()
+            for name in gone:
+                if name in self._running:
+                    self._running.pop(name).cancel()
         elif isinstance(message, TellAll):
             self._changes.tell_all()
             self._tell()
@@ -157,6 +158,11 @@ class SimCore:
             key, _ = self._held.popitem(last=False)
             events.append(BlockRemoved([key], None, group_idx=0))
         self._changes.publish(KVEventBatch(0.0, events))
+
+    def speak(self) -> None:
+        """Say something that changes nothing."""
+        self._changes.publish(KVEventBatch(0.0, [BlockRemoved([b"-" * 32], None, group_idx=0)]))
+        self._tell()
 
     def _tell(self) -> None:
         unused = NUM_UNITS - len(self._held)
@@ -206,7 +212,8 @@ class Host:
         self._is_awake.set()
         self.is_reached = asyncio.Event()
         self.is_reached.set()
-        self._calls: set[asyncio.Task[Any]] = set()
+        # In order of their coming, as sets of tasks have none that is the same in all runs.
+        self._calls: dict[asyncio.Task[Any], None] = {}
         # Faults of the news channel that are due.
         self.news_faults: list[str] = []
         # Streams that fail at their next item.
@@ -247,7 +254,7 @@ class Host:
         if self.is_dead:
             raise ActorDiedError()
         task = asyncio.create_task(run())
-        self._calls.add(task)
+        self._calls[task] = None
         try:
             return await task
         except asyncio.CancelledError:
@@ -258,7 +265,7 @@ class Host:
         except VllmError as error:
             raise RayTaskError("call", "", error) from None
         finally:
-            self._calls.discard(task)
+            self._calls.pop(task, None)
 
 
 class Stream:
@@ -438,6 +445,15 @@ class SimServe:
             self.listed.remove(host.name)
             self._later(_START_S, lambda: self.listed.append(self._make().name))
             self.see()
+
+    def calm(self) -> None:
+        """Let go of faults that found nothing to befall yet."""
+        for host in self.hosts.values():
+            host.news_faults.clear()
+            host.stream_faults.clear()
+        # Who misses the last word notices at the next one.
+        for name in self.listed:
+            self.hosts[name].core.speak()
 
     def holders_of(self) -> dict[str, list[str]]:
         """Which replicas took each request, in order of their making."""

@@ -15,7 +15,6 @@ from vllm.config.parallel import ParallelConfig
 from vllm.ray_serve.cores import FleetCores
 from vllm.ray_serve.placement import Fleet
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.data_parallel.router import make_prompt_hasher
 from vllm.v1.engine.data_parallel.short_hash import shorten
 from vllm.v1.engine.wire import AbortRequests, AddRequest, RequestRejected, StepOutputs
 from vllm.v1.messages import EngineCoreRequest
@@ -31,6 +30,7 @@ FAULTS = (
     "leaves",
 )
 NUM_FAULTS = 144
+NUM_NEWS_FAULTS = 12
 # Nothing is said of tokens that were on their way when their replica was given up.
 OUTCOMES = {"exact", "waited", "evicted", "late", "unsure", ""}
 
@@ -52,6 +52,11 @@ class Clients:
         self.outcomes: Counter[str] = Counter()
         self._histories = [[n] * UNIT for n in range(6)]
         handle.subscribe(self._take)
+
+    def hash_prompt(self, request: EngineCoreRequest) -> list[bytes]:
+        """Hash as the front end does; its seed is drawn."""
+        assert self._handle._hash_prompt is not None
+        return list(self._handle._hash_prompt(request))
 
     def send(self) -> str:
         """Send the next turn of a conversation."""
@@ -110,14 +115,22 @@ async def live_through_faults(config: Any, seed: int, num_faults: int) -> Client
             clients.abort(name)
         if rng.random() < 0.6:
             serve.fail(rng.choice(FAULTS))
+    await asyncio.sleep(20)
+    # Then nobody dies, so that what was not heard of a replica is not forgotten with it.
+    for number in range(NUM_NEWS_FAULTS):
+        clients.send()
+        serve.fail(("lose", "shuffle", "double")[number % 3])
+        await asyncio.sleep(0.7)
     for _ in range(4000):
         if not clients.prompts.keys() - clients.ended.keys():
             break
         await asyncio.sleep(0.1)
     assert not clients.prompts.keys() - clients.ended.keys(), "they hang"
-    # Quiet again: everything is known, and comes as it was foretold.
     await asyncio.sleep(20)
-    check_beliefs(config, clients, serve, fleet)
+    # Quiet again: everything is known, and comes as it was foretold.
+    serve.calm()
+    await asyncio.sleep(5)
+    check_beliefs(clients, serve, fleet)
     before = Counter(clients.outcomes)
     for _ in range(6):
         name = clients.send()
@@ -133,21 +146,24 @@ async def live_through_faults(config: Any, seed: int, num_faults: int) -> Client
     return clients
 
 
-def check_beliefs(config: Any, clients: Clients, serve: SimServe, fleet: Fleet) -> None:
+def check_beliefs(clients: Clients, serve: SimServe, fleet: Fleet) -> None:
     """What the router believes of each replica is what that one has."""
-    hash_prompt = make_prompt_hasher(config, UNIT)
-    assert hash_prompt is not None
+    hash_prompt = clients.hash_prompt
+    num_cached = 0
     assert sorted(fleet.living()) == sorted(serve.listed)
     assert len(serve.listed) == 4
     for prompt in [*clients.prompts.values()][-20:]:
         request = EngineCoreRequest("probe", prompt, SamplingParams(), 0.0)
-        hashes = list(hash_prompt(request))
+        hashes = hash_prompt(request)
         for name, rank in fleet.living().items():
             core = serve.hosts[name].core
             shorts = [shorten(block_hash) for block_hash in hashes]
             fleet.router.route_prompt("probe", shorts, len(prompt), rank)
-            assert fleet.router.foretold("probe") == core.num_cached(hashes, len(prompt))
+            foretold = fleet.router.foretold("probe")
+            assert foretold == core.num_cached(hashes, len(prompt))
+            num_cached += foretold
             fleet.router.end("probe")
+    assert num_cached > 20 * UNIT
 
 
 def check_rest(fleet: Fleet, serve: SimServe) -> None:

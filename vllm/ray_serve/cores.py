@@ -299,6 +299,7 @@ class FleetCores(MailboxHandle):
     async def _listen(self, name: str, rank: int) -> None:
         """Take in the news of a replica, as long as it serves."""
         router = self._fleet.router
+        has_missed = False
         while True:
             try:
                 async with asyncio.timeout(_SILENT_S):
@@ -307,12 +308,17 @@ class FleetCores(MailboxHandle):
                 # It may come to itself; until then nothing is believed of its cache.
                 logger.warning("No news of replica %s: %r", name, error)
                 router.doubt(rank)
+                # What the answer would have told is lost, and nothing that follows need show it.
+                has_missed = True
                 await asyncio.sleep(_WATCH_S)
                 continue
             if news.replica != name:
                 router.doubt(rank)
                 await asyncio.sleep(_WATCH_S)
                 continue
+            if has_missed:
+                await self._tell(name, self._codec.encode(TellAll()))
+                has_missed = False
             router.trust(rank)
             for data in news.messages:
                 message = self._codec.decode_from_core(data)

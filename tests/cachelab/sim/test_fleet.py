@@ -88,6 +88,13 @@ def test_servers_that_pull_before_they_serve_hit_at_once(path: Path) -> None:
     assert one_each < some < pulled.pulled_bytes
 
 
+@pytest.mark.slow
+def test_there_may_be_more_servers_than_cores_of_one(path: Path) -> None:
+    job = FleetJob(path, SETTINGS, CostModel.published_a3(), 70, BLOCK, limit=20, decode_stride=64)
+    result = job.run("prefix")
+    assert len(result.latency_s) == 20
+
+
 def test_a_budget_is_checked() -> None:
     with pytest.raises(ConfigError, match="--warm-up 0 1 1: all three must be above 0"):
         WarmUp(0, 1, 1)

@@ -573,6 +573,19 @@ def test_a_tier_and_a_handover_stand_together(tmp_path):
     assert found == [(288, {"external": 288}), (288, {"disk": 288})]
 
 
+def test_a_full_folder_that_nobody_reads_is_not_written_over(tmp_path):
+    prompts = prompts_of(55, (520, 390, 520, 450, 420, 500, 480) * 2)
+    written = {}
+    for name, writes in (("ours", None), ("unlimited", {"write_budget_per_day": "1TiB"})):
+        session = start(tmp_path / name, num_blocks=400, size="3MiB", writes=writes)
+        for prompt in prompts:
+            answer(session, [prompt])
+        written[name] = store_of(session).counts.committed_bytes
+        stop(session)
+    # The folder once, and what was on its way when that was reached.
+    assert 2 << 20 < written["ours"] < 7 << 19 < written["unlimited"]
+
+
 def test_a_disk_far_too_small_evicts_and_never_lies(tmp_path):
     prompts = prompts_of(4, (260, 390, 520, 150, 420, 300, 280, 200))
     expected = cold(prompts)

@@ -318,6 +318,8 @@ def test_looking_at_a_folder_from_outside(tmp_path, capsys):
     assert "3 objects are whole, 1 are damaged" in capsys.readouterr().out
     assert main(["cache", "clear", str(root)]) == 0
     assert main(["cache", "ls", str(root)]) == 1
+    # A name with a slip in it, too, is not a folder that is whole.
+    assert main(["cache", "verify", str(root)]) == 1
     assert [path.name for path in root.iterdir()] == ["LOCK"]
     with opened(root) as engine:
         assert engine.store.list_objects() == []

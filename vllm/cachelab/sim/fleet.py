@@ -4,7 +4,7 @@ import heapq
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
@@ -17,7 +17,6 @@ from vllm.cachelab.sim.engine import SimEngine
 from vllm.cachelab.sim.requests import SimRequest
 from vllm.cachelab.sim.settings import SimSettings
 from vllm.cachelab.sim.warm_up import HotPrompts, WarmUp, find_cached, pull
-from vllm.config.parallel import ParallelConfig
 from vllm.distributed.kv_events import NullEventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
@@ -201,9 +200,10 @@ class SimFleet:
             for _ in range(num_servers)
         ]
         config = settings.make_config()
-        config.parallel_config = ParallelConfig(data_parallel_size=num_servers)
         info = describe_kv_cache(config, self._servers[0].engine.plan)
-        self._balancer: Balancer = make_balancer(balancer, RouterSettings.from_config(config, info))
+        # Not by the configuration: there may be more than the cores of one server.
+        router = replace(RouterSettings.from_config(config, info), num_cores=num_servers)
+        self._balancer: Balancer = make_balancer(balancer, router)
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()

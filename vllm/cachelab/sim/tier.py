@@ -290,6 +290,8 @@ class SimTier(OffloadingConnector):
                 (reservation,) = keeper.store.reserve([spec])
             if reservation is not None:
                 keeper.commit([reservation])
+        if keeper is not None and keeper.store is not None:
+            keeper.store.count_as_found()
 
     def take_orders(self, orders: OffloadOrders) -> None:
         """Begin what a step orders."""

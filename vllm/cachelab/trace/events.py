@@ -264,6 +264,8 @@ class DiskSeen(msgspec.Struct, array_like=True, tag="D"):
         last_sequence: When it was opened: of its writes and uses.
         objects: When it was opened: what could be found.
         small: When it was opened: small files by name, hashes cut as everywhere.
+        opened_bytes: When it was opened: bytes of what was there.
+        max_bytes: When it was opened: the folder's limit; 0 in older records.
     """
 
     time_us: int
@@ -274,6 +276,8 @@ class DiskSeen(msgspec.Struct, array_like=True, tag="D"):
     last_sequence: int = 0
     objects: list[DiskObject] = []
     small: dict[str, str] = {}
+    opened_bytes: int = 0
+    max_bytes: int = 0
 
 
 class DiskChange(msgspec.Struct, array_like=True):

@@ -184,6 +184,7 @@ class CacheRecorder:
             seen.last_sequence = content.last_sequence
             seen.objects = [self._disk_object(found) for found in content.objects]
             seen.small = {name: write_small(name, data) for name, data in content.small.items()}
+            seen.opened_bytes, seen.max_bytes = content.opened_bytes, content.max_bytes
         self._writer.write(seen)
 
     def _disk_object(self, found: StoredObject) -> DiskObject:

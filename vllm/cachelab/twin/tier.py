@@ -105,8 +105,11 @@ class ReplayedStore(ObjectStore):
         self._num_asked = 0
         self._sequence = 0
 
-    def open(self, objects: Iterable[DiskObject], last_sequence: int) -> None:
+    def open(
+        self, objects: Iterable[DiskObject], last_sequence: int, opened_bytes: int = 0
+    ) -> None:
         """Begin with what the disk held."""
+        self.opened_bytes = opened_bytes
         self._found = {key_of(found): stored_of(found) for found in objects}
         self._sequence = last_sequence
 
@@ -214,7 +217,8 @@ class ReplayedKeeper:
     def see(self, seen: DiskSeen) -> None:
         """Be as it was for the steps that follow."""
         if seen.is_open and not self._seen.is_open:
-            self._store.open(seen.objects, seen.last_sequence)
+            self._store.open(seen.objects, seen.last_sequence, seen.opened_bytes)
+            self.max_bytes = seen.max_bytes
             self._small = {name: text.encode() for name, text in seen.small.items()}
         self._seen = seen
         self._store.is_writable = seen.is_writable

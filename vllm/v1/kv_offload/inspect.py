@@ -72,9 +72,13 @@ def run_ls(args: argparse.Namespace) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Read everything a folder keeps; 1 if some of it is not what was written."""
+    """Read everything a folder keeps; 1 if some is not what was written, or there is nothing."""
     num_whole = num_damaged = 0
-    for path, meta in _list_identities(args.folder):
+    identities = list(_list_identities(args.folder))
+    if not identities:
+        print(_NOTHING.format(args.folder))
+        return 1
+    for path, meta in identities:
         store = _load(path, meta)
         num_damaged += store.counts.damaged_cells
         for worker in range(_count_workers(path)):

@@ -152,6 +152,8 @@ class ObjectStore:
         self._uses: dict[int, None] = {}
         self._failures: deque[float] = deque(maxlen=_FAILURES_TO_STOP)
         self._live_bytes = 0
+        # What was there when all of the index was read.
+        self.opened_bytes = 0
         self._num_by_kind: Counter[int] = Counter()
         # Given up since the start, the oldest first; what came back is not.
         self._ghosts: dict[ObjectKey, None] = {}
@@ -202,7 +204,7 @@ class ObjectStore:
         free = FreeSlots(found.free_runs)
         with self._lock:
             self._free, self._count = free, found.count
-            self._live_bytes = found.live_bytes
+            self._live_bytes = self.opened_bytes = found.live_bytes
             self._num_by_kind = Counter(found.num_by_kind)
             # Emptied on the disk before anything else: their slots may be in use.
             self._dying = dict.fromkeys(found.dropped, ())
@@ -653,6 +655,11 @@ class ObjectStore:
         """Return all objects; O(objects)."""
         with self._lock:
             return [self._table.describe(int(index)) for index in self._table.used()]
+
+    def count_as_found(self) -> None:
+        """Take what is there now as what was there when the store was opened."""
+        with self._lock:
+            self.opened_bytes = self._live_bytes
 
     def list_keys(self, most: int) -> list[ObjectKey]:
         """Return the names of the objects that were used last."""

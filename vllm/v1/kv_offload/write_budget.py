@@ -32,6 +32,11 @@ class WriteBudget:
         self._renew()
         self._clock, self._at = clock, clock()
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a limit."""
+        return self._per_day is not None
+
     def _renew(self) -> None:
         now = self._clock()
         passed = min(_DAY_S, max(0.0, now - self._at))

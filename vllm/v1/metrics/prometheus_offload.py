@@ -11,8 +11,8 @@ from vllm.v1.metrics.prometheus_sink import PrometheusSink
 from vllm.v1.metrics.stats import OffloadStats, SchedulerStats
 
 _TIERS = {"host": "0:primary", "disk": "1:fs"}
-_SKIPPED = ("no_room", "over_budget", "superseded", "dropped")
-_STORES = ("stored", "failed", "no_room", "over_budget", "superseded", "dropped", "evicted")
+_SKIPPED = ("no_room", "over_budget", "unproven", "superseded", "dropped")
+_STORES = ("stored", "failed", *_SKIPPED, "evicted")
 _RESTORES = ("restored", "declined", "corrupt", "failed")
 _KINDS = ("capacity", "used", "live")
 

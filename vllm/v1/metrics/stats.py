@@ -193,8 +193,8 @@ class OffloadStats:
     """What tiers behind the pool did since the last report, and what they hold now.
 
     Attributes:
-        stores: Objects by what became of them: stored, failed, no_room, over_budget, superseded,
-            dropped, evicted.
+        stores: Objects by what became of them: stored, failed, no_room, over_budget, unproven,
+            superseded, dropped, evicted.
         restores: Prefixes by what became of them: restored, declined, corrupt, failed, cancelled.
         queries: Objects asked for by tier ("host", "disk").
         hits: Of those, objects that were there.

@@ -131,6 +131,21 @@ def test_what_was_evicted_lately_returns() -> None:
     assert index.standing(block) is Standing.NEW
 
 
+def test_the_rows_of_a_returned_prefix_stand_alike_in_all_groups() -> None:
+    cache = make_cache(windows=(2,), ranks=True)
+    pool, index = cache.pool, cache.index
+    rows, keys = pool.get_new_blocks(2)
+    for block in (rows, keys):
+        cache.add_key(block, block.block_id - rows.block_id, h("a"))
+    assert [index.standing(rows), index.standing(keys)] == [Standing.NEW, Standing.NEW]
+    for block in (rows, keys):
+        index.forget(block)
+    # Published group by group: the first one is not the only one that knows it was there.
+    cache.add_key(rows, 0, h("a"))
+    cache.add_key(keys, 1, h("a"))
+    assert [index.standing(rows), index.standing(keys)] == [Standing.RETURNED, Standing.RETURNED]
+
+
 def test_a_free_block_gives_up_a_key_that_a_held_one_computed_again() -> None:
     index = PrefixIndex(10, [0], [1], KVEventWriter(False), ranks_blocks=True)
     ranked = RegularTier(10, index, lambda *_: (Standing.NEW, False))

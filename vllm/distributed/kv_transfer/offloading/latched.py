@@ -38,11 +38,15 @@ class DiskContent:
         objects: What could be found.
         last_sequence: Of its writes and uses.
         small: Small files by name.
+        opened_bytes: Bytes of what was there at first.
+        max_bytes: The folder's limit.
     """
 
     objects: Sequence[StoredObject]
     last_sequence: int
     small: dict[str, bytes]
+    opened_bytes: int
+    max_bytes: int
 
 
 class LatchedKeeper:
@@ -68,7 +72,7 @@ class LatchedKeeper:
         if self._store is None and store is not None and not is_opening and store.is_ready:
             objects, last = store.begin_log(self._log)
             small = {name: data for name in SMALL_FILES if (data := keeper.recall(name))}
-            content = DiskContent(objects, last, small)
+            content = DiskContent(objects, last, small, store.opened_bytes, keeper.max_bytes)
             self._store = store
         is_hidden = store is not None and self._store is None and store.is_writable
         is_opening = is_opening or is_hidden

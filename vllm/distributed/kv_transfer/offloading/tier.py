@@ -118,7 +118,10 @@ class Tier:
         # What the host tier has taken note of, on its way to the disk.
         self._for_disk: deque[Candidate] = deque()
         self._gate = WriteGate(
-            settings.write_policy, WriteBudget(settings.write_budget_per_day), self._is_pool_short
+            settings.write_policy,
+            WriteBudget(settings.write_budget_per_day),
+            self._is_pool_short,
+            lambda candidate: self._count_bytes(candidate) * self._num_workers,
         )
         self._ended: dict[int, int] = {}
         self._broken: dict[int, bool] = {}
@@ -137,6 +140,7 @@ class Tier:
         self._step: tuple[float, int, int] | None = None
         # Whether what the folder remembers was taken over.
         self._is_open = False
+        self._knows_size = False
         self._clock: Callable[[], float] = time.monotonic
 
     def use_clock(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
@@ -472,6 +476,12 @@ class Tier:
         if not store.is_ready:
             # All that waits for is the rest of the index.
             return
+        if not self._knows_size:
+            self._knows_size = True
+            assert self.keeper is not None
+            self._gate.begin(self.keeper.max_bytes, store.opened_bytes * self._num_workers)
+        self.counts.stores["unproven"] += self._gate.num_unproven
+        self._gate.num_unproven = 0
         self.counts.num_backpressure += self._gate.num_dropped
         self._gate.num_dropped = 0
         waiting = self._gate.ready
@@ -516,6 +526,7 @@ class Tier:
             return True
         self._num_refused = 0
         self._gate.budget.spend(spec.num_bytes * self._num_workers)
+        self._gate.turnover.spend(spec.num_bytes * self._num_workers)
         if near is not None and self.host is not None and self.host.pin([near]):
             self._held[reservation.extent.sequence] = near
         self._writing[reservation.extent.sequence] = reservation
@@ -569,6 +580,8 @@ class Tier:
         self._settle_writes(done)
         for name, moved in report.read.items():
             self._get_rates().note_restore(moved.num_bytes, moved.seconds, is_host=name == "host")
+            if name == "disk":
+                self._gate.turnover.note_read(moved.num_bytes)
         self.counts.note_moves(report)
         self._read_failures += [self._clock()] * report.num_failed_reads
         for is_host, sequence in report.corrupt:

@@ -249,6 +249,11 @@ class PrefixIndex:
         """Return what is known of a prefix that is about to be published."""
         if prefix_hash in self.keys[group_id]:
             return Standing.HIT
+        if group_id != self.lineage_group:
+            # Published before, which made it no ghost any more: all rows of a prefix stand alike.
+            first = self.keys.get(self.lineage_group, {}).get(prefix_hash)
+            if first is not None:
+                return self._standings[first.block_id]
         forgotten = self.ghosts.time_of(prefix_hash)
         if forgotten is None or self._num_forgotten - forgotten >= self._num_blocks:
             return Standing.NEW
