@@ -65,6 +65,12 @@ def allowed(masks: GrammarMasks | None, request_id: str, depth: int = 0) -> list
     return None if len(token_ids) == VOCAB else token_ids
 
 
+def forbidden(masks: GrammarMasks | None, request_id: str, depth: int = 0) -> list[int]:
+    """The tokens a row does not allow."""
+    token_ids = allowed(masks, request_id, depth)
+    return [] if token_ids is None else sorted({*range(VOCAB)} - {*token_ids})
+
+
 def bits_of(mask: np.ndarray) -> list[int]:
     found: list[int] = np.flatnonzero(np.unpackbits(mask, count=VOCAB, bitorder="little")).tolist()
     return found
@@ -92,9 +98,7 @@ def test_the_grammar_begins_behind_the_reasoning(reader: Reader) -> None:
     request = made.add("q", ReasoningSpan([END]))
     made.add("other", ReasoningSpan([END]))
     masks = made.masks(q=[7, END, A, B])
-    assert masks is not None
-    assert "other" not in masks.first_rows
-    assert [allowed(masks, "q", i) for i in range(5)] == [None, None, [A], [B], [C]]
+    assert [allowed(masks, "q", i) for i in range(2, 5)] == [[A], [B], [C]]
     assert made.manager.filter_drafts(request, [7, END, A, C, B]) == [7, END, A]
     assert made.manager.filter_drafts(request, [A, A, A]) == [A, A, A]
     assert not made.manager.should_advance(request)
@@ -112,7 +116,30 @@ def test_an_answer_may_begin_with_reasoning_or_with_the_grammar(reader: Reader) 
     masks = made.masks(q=[A, B])
     assert [allowed(masks, "q", i) for i in range(3)] == [[A, 99], [B], [C]]
     masks = made.masks(q=[99, 5, END])
-    assert [allowed(masks, "q", i) for i in range(4)] == [[A, 99], None, None, [A]]
+    assert [allowed(masks, "q", i) for i in (0, 3)] == [[A, 99], [A]]
+    assert [forbidden(masks, "q", i) for i in (1, 2)] == [[EOS], [EOS]]
+
+
+def test_an_answer_that_must_come_does_not_end_in_its_reasoning(reader: Reader) -> None:
+    made = Fixture(reader)
+    made.add("q", ReasoningSpan([END]))
+    made.add("alone", ReasoningSpan([END]))
+    masks = made.masks(q=[7, END, A])
+    assert [forbidden(masks, "q", i) for i in range(2)] == [[EOS], [EOS]]
+    assert [allowed(masks, "q", i) for i in range(2, 4)] == [[A], [B]]
+    assert forbidden(masks, "alone") == [EOS]
+    masks = made.masks(q=[7, 8])
+    assert [forbidden(masks, "q", i) for i in range(3)] == [[EOS]] * 3
+
+
+def test_an_answer_that_may_be_empty_may_end_in_its_reasoning(reader: Reader) -> None:
+    made = Fixture(reader)
+    made.compiled = reader.backend.compile(StructuredOutputsParams(grammar=f"start: <[{A}]>?"))
+    structured = made.add("q", ReasoningSpan([END])).structured_output_request
+    assert made.masks() is None
+    assert allowed(made.masks(q=[7, END]), "q", 0) is None
+    assert structured.pass_reasoning([END]) == []
+    assert allowed(made.masks(), "q") == [EOS, A]
 
 
 def test_an_ended_answer_is_free(reader: Reader) -> None:

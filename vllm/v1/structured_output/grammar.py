@@ -48,6 +48,16 @@ class Grammar:
         return not (self._has_ended or self._matcher.is_error())
 
     @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._end_ids
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the answer may end before its first token; asked before there is one."""
+        return bool(self._matcher.is_accepting())
+
+    @property
     def matcher(self) -> LLMatcher:
         """What makes the mask of the next token where ``find_forced`` knows none."""
         return self._matcher

@@ -17,7 +17,7 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.limits import DEADLINE_S
-from vllm.v1.structured_output.mask_bits import BITS, allow_tokens
+from vllm.v1.structured_output.mask_bits import BITS, allow_tokens, forbid_tokens
 from vllm.v1.structured_output.masks import GrammarMasks, MaskWork
 from vllm.v1.structured_output.trial import TrialOrder, TrialProcess
 
@@ -57,8 +57,8 @@ class StructuredOutputManager:
     def should_advance(self, request: Request) -> bool:
         """Whether the request's grammar must accept the tokens it just got.
 
-        False without structured output, and while a reasoning part, which no grammar constrains,
-        has not ended.
+        False without structured output, and while a reasoning part, which its grammar does not
+        cover, has not ended.
         """
         structured = request.structured_output_request
         if structured is None or structured.grammar is None:
@@ -194,6 +194,7 @@ class StructuredOutputManager:
         first_rows: dict[str, int] = {}
         work: list[MaskWork] = []
         openings: list[tuple[MaskWork, int]] = []
+        reasoning: list[tuple[range, frozenset[int]]] = []
         num_rows = 0
         for request_id in scheduled_ids:
             request = requests[request_id]
@@ -206,12 +207,19 @@ class StructuredOutputManager:
             if structured.reasoning_ended is False:
                 num_free, opening_id = _count_free(structured, drafts), _find_opening(structured)
             grammar = structured.grammar
-            if not grammar.is_open or (num_free is None and opening_id is None):
+            # An answer that ends while it reasons is none, and its grammar asks for one.
+            must_answer = num_free != 0 and not grammar.may_end
+            if not grammar.is_open or (num_free is None and opening_id is None and not must_answer):
                 continue
             first_rows[request_id] = num_rows
             if opening_id is not None:
                 # It may begin to reason, or with what the grammar allows first.
                 openings.append((MaskWork(grammar, num_rows), opening_id))
+            if must_answer:
+                num_reasoning = len(drafts) + 1 if num_free is None else num_free
+                first_row = num_rows + (opening_id is not None)
+                rows = range(first_row, num_rows + num_reasoning)
+                reasoning.append((rows, grammar.end_ids))
             if num_free is not None:
                 behind = drafts[num_free:] if drafts else _NO_DRAFTS
                 work.append(MaskWork(grammar, num_rows + num_free, behind))
@@ -219,6 +227,8 @@ class StructuredOutputManager:
         if not num_rows:
             return None
         bits = np.full((num_rows, -(-self._vocab_size // BITS)), -1, dtype=np.int32)
+        for rows, end_ids in reasoning:
+            forbid_tokens(bits, rows, end_ids)
         if num_rows < _MIN_BESIDE:
             self._fill(bits, work, openings)
             return GrammarMasks(first_rows, bits)

@@ -1,5 +1,7 @@
 """The bits of masks: which tokens may follow."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 # Of a word of a mask.
@@ -28,3 +30,12 @@ def allow_tokens(bits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray) -> N
     Mutates: ``bits``, int32 ``[R, ceil(V / 32)]``.
     """
     bits[rows, token_ids // BITS] |= (1 << token_ids % BITS).astype(np.uint32).view(np.int32)
+
+
+def forbid_tokens(bits: np.ndarray, rows: range, token_ids: Iterable[int]) -> None:
+    """Let none of these tokens be possible in rows that follow each other.
+
+    Mutates: ``bits``, int32 ``[R, ceil(V / 32)]``.
+    """
+    for token_id in token_ids:
+        bits[rows.start : rows.stop, token_id // BITS] &= ~_BIT_AS_INT32[token_id % BITS]
