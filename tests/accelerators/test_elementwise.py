@@ -119,8 +119,9 @@ def make_pages(blocks: int, rows: int, width: int, dtype: torch.dtype) -> torch.
 @few
 @given(sizes, st.integers(1, 20), st.integers(1, 70), dtypes)
 def test_pages(num_rows: int, page_rows: int, width: int, dtype: torch.dtype) -> None:
-    cache = make_pages(80, page_rows, width, dtype)
-    places = torch.randperm(80 * page_rows, generator=torch.Generator().manual_seed(1))[:num_rows]
+    cache = make_pages(81, page_rows, width, dtype)
+    order = torch.randperm(80 * page_rows, generator=torch.Generator().manual_seed(1))
+    places = page_rows + order[:num_rows]
     blocks, rows = places // page_rows, places % page_rows
     values = random(2, len(places), width + 1)[:, :width]
     get_triton_op("write_rows")(cache, blocks, rows, values)
@@ -131,11 +132,25 @@ def test_pages(num_rows: int, page_rows: int, width: int, dtype: torch.dtype) ->
     # By slot mapping, every third row left out.
     kept = places.int()
     kept[::3] = -1
-    other = make_pages(80, page_rows, width, dtype)
+    other = make_pages(81, page_rows, width, dtype)
     write_slots(other, kept, values)
     is_kept = kept >= 0
     assert torch.equal(other[blocks, rows][is_kept], cache[blocks, rows][is_kept])
     assert int((~other.isnan()).sum()) == int(is_kept.sum()) * width
+
+
+def test_rows_of_the_null_block_are_zeros_and_stay_so() -> None:
+    """A recorded step has rows of nobody: they go to block 0, several to one place."""
+    cache = torch.zeros(4, 3, 5)
+    blocks, rows = torch.tensor([0, 2, 0, 3]), torch.tensor([1, 1, 1, 0])
+    values = random(2, 4, 5)
+    get_triton_op("write_rows")(cache, blocks, rows, values)
+    assert not cache[0].any()
+    assert torch.equal(cache[2, 1], values[1])
+    assert torch.equal(cache[3, 0], values[3])
+    cache[0] = torch.nan
+    read = get_triton_op("read_rows")(cache, blocks, rows, torch.float32)
+    assert torch.equal(read, values * (blocks > 0)[:, None])
 
 
 @pytest.mark.parametrize("stride", [64, 37])
