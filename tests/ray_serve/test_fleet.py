@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.server_process import free_port
+from tests.ray_cluster import start_serve
 from vllm import LLM, SamplingParams
 
 pytestmark = [
@@ -34,7 +35,7 @@ def fleet(cluster: Any) -> Iterator[str]:
     from vllm.ray_serve import FleetArgs, app
 
     port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    start_serve(port)
     flags = "--block-size 32 --enable-prompt-tokens-details --max-num-seqs 8"
     try:
         serve.run(app(FleetArgs(replicas=2, flags=flags)), name="fleet", route_prefix="/")
