@@ -33,6 +33,10 @@ _READS_OF_TENSORS = {
 }
 
 
+# Whose objects keep tensors that are no parameters.
+_STORED_MATRICES = "vllm.model_executor.layers.quantization."
+
+
 class HostReadError(AssertionError):
     """A step waited for the device."""
 
@@ -68,6 +72,8 @@ def find_tensors(node: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(node) and not isinstance(node, type):
         for field in dataclasses.fields(node):
             yield from find_tensors(getattr(node, field.name))
+    elif type(node).__module__.startswith(_STORED_MATRICES):
+        yield from find_tensors(vars(node))
 
 
 def _sides(func: Any) -> list[Any]:

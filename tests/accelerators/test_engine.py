@@ -13,9 +13,12 @@ from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.model_executor.models.decoder.reference import build_hf_model, published_tensors
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
+from vllm.assets.published_spelling import Spelling
+from vllm.assets.quantise import quantise_checkpoint
 from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.model_executor.models.decoder.feed_forward import ExpertBank
 from vllm.platforms.resolve import get_current_platform
+from vllm.v1.attention.ops import reference
 
 pytestmark = pytest.mark.slow
 
@@ -108,9 +111,21 @@ def test_a_packed_checkpoint_is_served_as_it_is(
     assert answers[-1][1] == 32
 
 
-def test_deepseek_v4_answers_as_on_a_cpu(run: Callable[..., Answers], tmp_path: Path) -> None:
+def test_deepseek_v4_answers_as_on_a_cpu(
+    run: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny_checkpoint.tiny_config()
-    tiny_checkpoint.write_checkpoint(tmp_path, config, tiny_checkpoint.make_tensors(config))
-    answers = run(tmp_path, "cuda-reference", 32)
-    assert answers == run(tmp_path, "cpu", 32)
+    source = tmp_path / "plain"
+    source.mkdir()
+    tiny_checkpoint.write_checkpoint(source, config, tiny_checkpoint.make_tensors(config))
+    # As it is released: FP8, its experts FP4.
+    folder = tmp_path / "published"
+    quantise_checkpoint(source, folder, Spelling())
+    answers = run(folder, "cpu", 32)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("experts are multiplied one by one")
+
+    monkeypatch.setattr(reference, "mix_expert_products", refuse)
+    assert run(folder, "cuda-reference", 32) == answers
     assert answers[-1][1] == 32

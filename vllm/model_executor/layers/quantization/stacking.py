@@ -1,4 +1,4 @@
-"""Experts' packed matrices moved into one stack, so that a kernel takes all of them at once."""
+"""Experts' stored matrices moved into one stack, so that a kernel takes all of them at once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,40 @@ import torch
 
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import GroupValues, PackedRows
-from vllm.v1.attention.ops.stored import PANEL, PanelStack, RowSource
+from vllm.model_executor.layers.quantization.storages import Fp4Groups, Fp8Blocks
+from vllm.v1.attention.ops.stored import PANEL, MatrixStack, PanelStack, RowSource
+
+
+def stack_stored(sources: Sequence[RowSource], num_matrices: int) -> MatrixStack | None:
+    """As ``stack_packed``, of FP8 blocks and FP4 groups too."""
+    return stack_packed(sources, num_matrices) or _stack_coded(sources, num_matrices)
+
+
+def _stack_coded(sources: Sequence[RowSource], num_matrices: int) -> MatrixStack | None:
+    coded = [source for source in sources if isinstance(source, Fp8Blocks | Fp4Groups)]
+    if not coded or len(coded) < len(sources):
+        return None
+    stacks = [source.find_stack() for source in coded]
+    first = stacks[0]
+    forms = {
+        (own.kind, own.scale_shape, own.codes.shape, own.scales.shape, own.scales.dtype)
+        for own in stacks
+    }
+    joined = len(coded) // num_matrices
+    if len(forms) > 1 or (joined > 1 and first.out_size % first.scale_shape[0]):
+        return None
+    codes = torch.cat([own.codes for own in coded])
+    scales = torch.cat([own.scales for own in coded])
+    count = len(coded)
+    for own, its_codes, its_scales in zip(
+        coded, codes.chunk(count), scales.chunk(count), strict=True
+    ):
+        own.codes, own.scales = its_codes, its_scales
+    return replace(
+        first,
+        codes=codes.view(num_matrices, joined * first.out_size, -1),
+        scales=scales.view(num_matrices, -1, scales.shape[1]),
+    )
 
 
 def stack_packed(sources: Sequence[RowSource | None], num_matrices: int) -> PanelStack | None:
