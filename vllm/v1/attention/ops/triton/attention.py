@@ -65,7 +65,7 @@ def _attend_keys_kernel(
     IS_CAUSAL: tl.constexpr,
 ):
     batch = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK_WIDTH)
     is_column = column < WIDTH
