@@ -1,5 +1,6 @@
 """Every family's steps on kernels that read pages, and decode steps as recorded graphs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,12 @@ import pytest
 import torch
 
 from tests.accelerators.comparing import assert_near
-from tests.accelerators.graph_recorder import GraphRecorder, HostReadError, NoHostReads
+from tests.accelerators.graph_recorder import (
+    GraphRecorder,
+    Guarded,
+    HostReadError,
+    NoHostReads,
+)
 from tests.model_executor.models.decoder.building import build_model, make_harness
 from tests.model_executor.models.decoder.reference import (
     PARITY_CONFIGS,
@@ -57,7 +63,8 @@ def make_pair(raw: dict[str, Any], **kwargs: Any) -> tuple[PagedHarness, PagedHa
         tensors.pop("lm_head.weight", None)
     torch_harness = make_harness(build_model(saved, tensors), **kwargs)
     harness = make_harness(build_model(saved, tensors, ops=get_triton_op), **kwargs)
-    harness.steps = make_gpu_step_model(harness.model, harness.layout, harness.kv_caches, CPU)
+    steps = make_gpu_step_model(harness.model, harness.layout, harness.kv_caches, CPU)
+    harness.steps = replace(steps, model=Guarded(steps.model))
     return torch_harness, harness
 
 
@@ -218,6 +225,8 @@ def test_the_recorder_refuses_what_a_graph_would_get_wrong() -> None:
         recorder.capture(lambda: weight.nonzero(), ())
     with pytest.raises(HostReadError, match="tolist"), NoHostReads():
         weight.tolist()
+    with pytest.raises(HostReadError, match="lift_fresh"):
+        Guarded(lambda: torch.tensor([1.0]))()
     # A value that Python kept is the recorded one for ever; one in a buffer is not.
     buffer, kept = torch.zeros(3), [2.0]
     graph, result = recorder.capture(lambda: weight * buffer + kept[0], (buffer,))
@@ -242,5 +251,7 @@ def test_deepseek_v4_gives_the_references_logits() -> None:
     chunks = [64, 4, 1]
     expected = PagedHarness(build_v4_model(config, tensors)).run(token_ids, chunks)
     model = build_v4_model(config, tensors, ops=get_triton_op)
-    found = PagedHarness(model).run(token_ids, chunks)
+    harness = PagedHarness(model)
+    harness.steps = replace(harness.steps, model=Guarded(harness.steps.model))
+    found = harness.run(token_ids, chunks)
     assert_near(found, expected, 1e-4)
