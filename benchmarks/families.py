@@ -1,12 +1,13 @@
 """Speed of other families against transformers' generate, same weights, one run.
 
-    python -m benchmarks.families [--family gemma3|qwen3|qwen3_5] [--dtype float32|bfloat16]
-        [--repeats 3] [--clock cpu] [--short] [--with transformers,engine]
+    python -m benchmarks.families [--family gemma3|qwen3|qwen3_5|qwen3_5_0.8b]
+        [--dtype float32|bfloat16] [--repeats 3] [--clock cpu] [--short]
+        [--with transformers,engine]
 
-Builds a random model of 100 to 200M parameters, saves it with transformers, and measures as
-``benchmarks.engine`` does. ``bandwidth`` compares the bytes of weights that decode steps at batch 1
-read in a second with those that this machine reads at most, by a sum over 512 MiB in the same run.
-One JSON line.
+Builds a random model of 100 to 200M parameters, or the last of 750M, saves it with transformers,
+and measures as ``benchmarks.engine`` does. ``bandwidth`` compares the bytes of weights that decode
+steps at batch 1 read in a second with those that this machine reads at most, by a sum over 512 MiB
+in the same run. One JSON line.
 """
 
 import argparse
@@ -68,6 +69,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+# The whole of it.
+CONFIGS["qwen3_5_0.8b"] = {**CONFIGS["qwen3_5"], "num_hidden_layers": 24, "vocab_size": 248_320}
 DECODE_TOKENS = 32
 # Batches, prompt and tokens of --short.
 SHORT: dict[str, Any] = {"batches": (1, 8), "prefill_len": 512}

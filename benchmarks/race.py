@@ -6,8 +6,9 @@ round's tokens per second of processor time (``--threads 1``: that of one core, 
 machine does). llama.cpp comes compiled with the npm package node-llama-cpp; DIR is a folder in
 which ``npm install --ignore-scripts node-llama-cpp`` was run. It is run, never read.
 
-What was measured is kept in ``--results FILE``: a run that is stopped goes on where it was. At the
-end a table is printed, which ``python -m benchmarks.figures record`` keeps.
+What was measured is kept in ``--results FILE``: a run that is stopped goes on where it was, and the
+files of weights stay in ``--files DIR`` where it is named. ``--only-write`` ends when they are
+written. At the end a table is printed, which ``python -m benchmarks.figures record`` keeps.
 """
 
 import argparse
@@ -156,6 +157,18 @@ def write_model(raw: Mapping[str, Any], form: str, path: Path) -> None:
     writer.close()
 
 
+def find_model(form: str, args: argparse.Namespace, scratch: Path) -> Path:
+    """Returns a format's file of weights, written unless it is kept from an earlier run."""
+    folder = args.files or scratch
+    path: Path = folder / f"{args.shape}-{args.layers}-{args.vocab}-{form}.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        write_model(describe(args.shape, args.layers, args.vocab), form, fresh)
+        fresh.replace(path)
+    return path
+
+
 def serve(path: str, max_model_len: int) -> None:
     """This engine's process: answers tasks, a line each, until its input ends."""
     dtype = "bfloat16" if "BF16" in Path(path).name else "float32"
@@ -204,11 +217,15 @@ class Runner:
 
     def run(self, message: Mapping[str, Any]) -> float:
         """Returns the seconds of processor time that a task took."""
+        seconds: float = self.ask(message)["cpu_s"]
+        return seconds
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a message."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
-        seconds: float = self._read()["cpu_s"]
-        return seconds
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -232,10 +249,15 @@ def list_engines(node: Path | None) -> list[Engine]:
     engines = [Engine("ours", own, quiet)]
     engines.append(Engine("ours, int8 inputs", own, {**quiet, "VLLM_CPU_INT4_W4A8": "1"}))
     if node is not None:
-        script = str(HERE / "race_llama_cpp.mjs")
-        command = ("node", script, str(node.resolve()), "{path}", "{threads}")
-        engines.append(Engine("llama.cpp", command, {}))
+        engines.append(llama_cpp(node))
     return engines
+
+
+def llama_cpp(node: Path) -> Engine:
+    """Returns llama.cpp of a folder with node-llama-cpp."""
+    script = str(HERE / "race_llama_cpp.mjs")
+    command = ("node", script, str(node.resolve()), "{path}", "{threads}")
+    return Engine("llama.cpp", command, {})
 
 
 def race(
@@ -254,10 +276,8 @@ def race(
     ]
     if not missing:
         return
-    raw = describe(args.shape, args.layers, args.vocab)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{form}.gguf"
-        write_model(raw, form, path)
+        path = find_model(form, args, Path(folder))
         length = max(task.prompt + task.count for task in tasks) + 8
         runners = {e.name: Runner(e, path, args.threads, length) for e in engines}
         for task in tasks:
@@ -280,6 +300,8 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--node", type=Path)
     parser.add_argument("--results", type=Path, default=Path("/tmp/race.json"))
+    parser.add_argument("--files", type=Path)
+    parser.add_argument("--only-write", action="store_true")
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--layers", type=int, default=0, help="0: all of the shape")
     parser.add_argument("--vocab", type=int, default=151936)
@@ -292,6 +314,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, max(args.prompts))
+        return
+    if args.only_write:
+        for form in args.formats:
+            find_model(form, args, args.files)
         return
     tasks = [Task("decode", SHORT_PROMPT, together, args.count) for together in args.together]
     tasks += [Task("prefill", prompt, 1, 1) for prompt in args.prompts]

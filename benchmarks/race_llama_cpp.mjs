@@ -1,6 +1,7 @@
 // llama.cpp's part of benchmarks.race, by the package node-llama-cpp, which brings it compiled:
 //   node race_llama_cpp.mjs NODE_MODULES MODEL.gguf THREADS
-// Reads a line of JSON {kind, tokens, count, together} at a time and answers {cpu_s, wall_s}.
+// Reads a line of JSON {kind, tokens, count, together} at a time and answers {cpu_s, wall_s}; to the
+// kind "greedy" {tokens}.
 import {createInterface} from "node:readline";
 import {createRequire} from "node:module";
 import {pathToFileURL} from "node:url";
@@ -19,6 +20,16 @@ async function answer({kind, tokens, count, together}) {
     contextSize: tokens.length + count + 8, sequences: together, batchSize: 512,
     threads: Number(threads),
   });
+  if (kind === "greedy") {
+    const chosen = [];
+    const choices = context.getSequence().evaluate(tokens, {temperature: 0, yieldEogToken: true});
+    for await (const token of choices) {
+      chosen.push(Number(token));
+      if (chosen.length === count) break;
+    }
+    await context.dispose();
+    return {tokens: chosen};
+  }
   const sequences = Array.from({length: together}, () => context.getSequence());
   const run = async (sequence) => {
     let left = count;

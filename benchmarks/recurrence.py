@@ -6,7 +6,9 @@
 Times steps of a random model, logits included: decode at several batch sizes, and a prompt. In
 turns with each step the recurrence of all its layers runs by itself over as many rows: the settling
 of drafts does just that, convolution, reading and writing of states included. A table:
-milliseconds, least of the repeats, and the share.
+milliseconds, least of the repeats, the share, and how much longer the step takes than reading its
+weights once and its states twice (they are written too), at the rate of a sum over 512 MiB in the
+same run.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine import CLOCKS
+from benchmarks.families import measure_bandwidth
 from vllm.model_executor.model_loader.dummy import fill_with_dummy_weights
 from vllm.model_executor.models.decoder.kv_cache import decoder_kv_cache_specs
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
@@ -67,6 +70,11 @@ class StepRunner:
         config = read_qwen3_5(CONFIG)
         model = DecoderForCausalLM(config, ops=get_reference_op, dtype=dtype, device="cpu")
         fill_with_dummy_weights(model.weight_slots(), 0)
+        # A tied head counts once, and of the embedding a step reads single rows.
+        self._weight_bytes = sum(slot.nbytes for slot in model.weight_slots().values())
+        self._state_bytes = sum(
+            4 * plan.num_value_heads * plan.key_dim * plan.value_dim for plan in config.recurrences
+        )
         self._context, self._vocab_size = context, config.vocab_size
         specs = decoder_kv_cache_specs(config, BLOCK_SIZE, dtype, torch.float32)
         groups = group_for_packing(specs)
@@ -93,6 +101,10 @@ class StepRunner:
         begin = self._clock()
         self._run(num_requests, start, num_tokens, 0)
         return 1e3 * (self._clock() - begin)
+
+    def count_bytes(self, num_requests: int) -> int:
+        """Return the bytes that a step cannot but read or write."""
+        return self._weight_bytes + 2 * num_requests * self._state_bytes
 
     def time_recurrence(self, num_requests: int, num_tokens: int) -> float:
         """Return the milliseconds of the recurrence over as many rows."""
@@ -135,14 +147,18 @@ def main() -> None:
     args = parser.parse_args()
     clock, threads = CLOCKS[args.clock], torch.get_num_threads()
     runner = StepRunner(getattr(torch, args.dtype), args.context, threads, clock)
-    print("|  | step, ms | recurrence, ms | share |\n| --- | --: | --: | --: |")
+    rate = 1e6 * measure_bandwidth(clock)
+    print("|  | step, ms | recurrence, ms | share | times reading |")
+    print("| --- | --: | --: | --: | --: |")
     for name, size in STEPS.items():
         steps, parts = [], []
         for _ in range(args.repeats + 1):
             steps.append(runner.time_step(*size))
             parts.append(runner.time_recurrence(*size))
         step, part = min(steps[1:]), min(parts[1:])
-        print(f"| {name} | {step:.1f} | {part:.2f} | {part / step:.1%} |")
+        reading = runner.count_bytes(size[0]) / rate
+        print(f"| {name} | {step:.1f} | {part:.2f} | {part / step:.1%} | {step / reading:.2f} |")
+    print(f"reading at {rate / 1e6:.1f} GB/s")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def fill(root: Path, identity: Identity, num_cells: int, max_bytes: int) -> None
         key = _key(number)
         extent = Extent(key, number + 1, _OBJECT_BYTES, ((number * slots, slots),))
         spec = ObjectSpec(key, 768, _OBJECT_BYTES)
-        cells[number] = table.make_cell(Reservation(spec, extent))[0]
+        (cells[number],) = np.frombuffer(table.make_cell(Reservation(spec, extent)), CELL)
     table.take_cells(cells)
     path = root / identity.name
     (path / "index").write_bytes(table.raw)

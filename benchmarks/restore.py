@@ -56,10 +56,14 @@ _QWEN = {
 
 
 def make_engine(
-    model: str, folder: Path | None, limit: int, pool_bytes: int, size: str = "6GiB"
+    model: str,
+    folder: Path | None,
+    limit: int,
+    pool_bytes: int,
+    size: str = "6GiB",
+    **more: Any,
 ) -> LLMEngine:
-    """Return an engine in this process, over a folder."""
-    more: dict[str, Any] = {}
+    """Return an engine in this process, over a folder; ``more`` are arguments of its own."""
     if limit:
         more["hf_overrides"] = {"max_position_embeddings": limit}
         more["max_model_len"] = limit

@@ -437,7 +437,7 @@ inline void decode_bytes(const PanelView& panel, int64_t begin, int64_t end, Byt
   const StoredBytes<Kind> stored = {panel};
   for (int64_t at = begin; at < end; ++at) {
     each<kPanelVecs>([&](auto vec) VN_NOW {
-      stored.template each_part<false>(at, vec, [&](auto part, const auto& codes) VN_NOW {
+      stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
         out[((at - begin) * kParts + part) * kPanelVecs + vec] = codes;
       });
     });
@@ -452,7 +452,7 @@ VN_INLINE void add_steps(const Source& source, const int8_t* const* inputs, int6
   each<R * C>([&](auto i) VN_NOW { shorts[i] = no_shorts(); });
   for (; at < end; ++at) {
     each<C>([&](auto c) VN_NOW {
-      source.template each_part<(R <= kFewPanelRows)>(
+      source.template each_part<(C == kPanelVecs)>(
           at, first + c, [&](auto part, const auto& codes) VN_NOW {
             each<R>([&](auto r) VN_NOW {
               const int8_t* four = inputs[r] + (at * kParts + part) * 4;
@@ -468,7 +468,7 @@ template <int Kind, int R, int C, typename Source, typename Begin>
 VN_INLINE void dot_units(const Source& source, const int8_t* const* inputs, int64_t at, int64_t end,
                          int first, Begin&& begin_chain, Ints* chains) {
   constexpr int kParts = kUnitCodes<Kind> / 4, kSteps = kShortSteps<Kind>;
-  constexpr bool kFetches = R <= kFewPanelRows;
+  constexpr bool kFetches = C == kPanelVecs;
   if constexpr (kSteps < kParts) {
     each<R * C>([&](auto i) VN_NOW { chains[i] = begin_chain(i); });
     for (; at < end; ++at) {

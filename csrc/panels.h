@@ -232,7 +232,7 @@ inline void decode_panel(const PanelView& panel, const WidenedScales& widened, i
       until = (g + 1) * group_units;
     }
     each<C>([&](auto c) VN_NOW {
-      const Unit<Kind> unit = panel.template unit<Kind, false>(at, first + c);
+      const Unit<Kind> unit = panel.template unit<Kind, true>(at, first + c);
       each<kCodes>([&](auto j) VN_NOW {
         store(out + ((at * kCodes + j - begin) * C + c) * kLanes,
               weight_of<kHasOffset>(value_of<Kind, j>(unit), scales[c], offsets[c]));

@@ -127,31 +127,48 @@ struct Words {
   __m512i v;
 };
 inline Words load_words(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+// Whole numbers of kBits at bit `At` of words, less kLift: they lie in the mantissa of a float that is
+// so much higher. Bits of kTop in them are turned over first.
+template <int kBits, int At, int kTop, int kLift>
+VN_INLINE __m512 mantissa_bits(__m512i w) {
+  constexpr int kShift = At + kBits <= 23 ? 0 : kBits == 8 ? 16 : 8, kPlace = At - kShift;
+  const __m512i moved = kShift == 0 ? w : _mm512_srli_epi32(w, kShift);
+  const __m512i own = _mm512_set1_epi32(((1 << kBits) - 1) << kPlace);
+  const __m512i base = _mm512_set1_epi32((127 + 23 - kPlace) << 23 | kTop << kPlace);
+  // (moved & own) ^ base
+  const __m512i bits = _mm512_ternarylogic_epi32(moved, own, base, 0x6a);
+  return _mm512_sub_ps(_mm512_castsi512_ps(bits),
+                       _mm512_set1_ps(static_cast<float>(1 << (23 - kPlace)) + kLift));
+}
+// The values of codes of four bits.
+template <int Kind>
+VN_INLINE __m512 nibble_values() {
+  if constexpr (Kind == VN_CODE_INT4) {
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  } else if constexpr (Kind == VN_CODE_UINT4) {
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  } else if constexpr (Kind == VN_CODE_IQ4) {
+    return _mm512_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+  } else {
+    return _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f, -0.5f, -1.0f, -1.5f,
+                          -2.0f, -3.0f, -4.0f, -6.0f);
+  }
+}
 template <int Kind, int J>
 VN_INLINE Vec code_of(Words w) {
   if constexpr (Kind == VN_CODE_INT6) {
     // As six_bits leaves them, 32 too high.
-    const Words lower = {_mm512_sub_epi8(w.v, _mm512_set1_epi8(32))};
-    return code_of<VN_CODE_INT8, J>(lower);
+    return {mantissa_bits<6, 8 * J, 0, 32>(w.v)};
   } else if constexpr (Kind == VN_CODE_INT8) {
-    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 24 - 8 * J), 24))};
+    return {mantissa_bits<8, 8 * J, 128, 128>(w.v)};
   } else if constexpr (Kind == VN_CODE_E4M3) {
     // Sign, exponent and mantissa where a float has them; its exponent's bias is 120 more.
     const __m512i bits = _mm512_srai_epi32(_mm512_slli_epi32(w.v, 24 - 8 * J), 4);
     const __m512i own = _mm512_and_si512(bits, _mm512_set1_epi32(int(0x87f00000u)));
     return {_mm512_mul_ps(_mm512_castsi512_ps(own), _mm512_set1_ps(0x1p120f))};
-  } else if constexpr (Kind == VN_CODE_INT4) {
-    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w.v, 28 - 4 * J), 28))};
-  } else if constexpr (Kind == VN_CODE_UINT4) {
-    return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_slli_epi32(w.v, 28 - 4 * J), 28))};
-  } else if constexpr (Kind == VN_CODE_IQ4) {
-    const __m512 values = _mm512_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
-                                         53, 69, 89, 113);
-    return {_mm512_permutexvar_ps(_mm512_srli_epi32(w.v, 4 * J), values)};
   } else {
-    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f,
-                                         -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    return {_mm512_permutexvar_ps(_mm512_srli_epi32(w.v, 4 * J), values)};
+    // A permutation reads four bits of a place, and no more.
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(w.v, 4 * J), nibble_values<Kind>())};
   }
 }
 // Codes of six bits, 32 too high: of a unit's part (the even, then the odd inputs of eight, twice) four
@@ -169,9 +186,8 @@ inline Vec load_e4m3(const uint8_t* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_half(p)), _mm512_set1_ps(256.0f))};
 }
 inline Vec load_e2m1(const uint8_t* p) {
-  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f, -0.5f,
-                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-  return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(split_nibbles(p)), values)};
+  return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(split_nibbles(p)),
+                                nibble_values<VN_CODE_E2M1>())};
 }
 inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }

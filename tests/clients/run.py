@@ -42,7 +42,7 @@ _ROWS_TIMEOUT_S = 600
 _IDLE_TIMEOUT_S = 60.0
 _BUSY = [(f"vllm:num_requests_{state}",) for state in ("running", "waiting")]
 _HANDLERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-NODE, PROMETHEUS, TEMPLATES = "node", "prometheus", "trl"
+NODE, PROMETHEUS, TEMPLATES = "node", "prometheus", "axolotl, oumi, trl"
 # Their rows run where this project is installed.
 _OWN_PYTHON = (PROMETHEUS, TEMPLATES)
 # Rows that a server refuses once or more, and whose clients know what to do: a full context, a
@@ -131,7 +131,9 @@ def make_environment(name: str, envs: Path) -> tuple[list[str], str]:
     pins = json.dumps(read_pins().get(name, []))
     if name == NODE:
         pins = json.dumps((HERE / "package.json").read_text("utf-8"))
-    program = ["node"] if name == NODE else [str(folder / "bin" / "python")]
+    # The packages' own Node: newer ones than some systems have are asked for.
+    node = folder / "node_modules" / ".bin" / "node"
+    program = [str(node)] if name == NODE else [str(folder / "bin" / "python")]
     if name in _OWN_PYTHON:
         program = [sys.executable]
     if stamp.is_file() and stamp.read_text("utf-8") == pins:
@@ -150,9 +152,9 @@ def make_environment(name: str, envs: Path) -> tuple[list[str], str]:
         fetch = f"cd {folder} && apt-get download prometheus && dpkg -x prometheus_*.deb ."
         commands = [] if shutil.which("promtool") else [["sh", "-c", fetch]]
     elif name == TEMPLATES:
-        # Its templates alone: what it needs to run is large.
+        # Templates alone: what these packages need to run is large.
         fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-        unpack = f"cd {folder} && {sys.executable} -m zipfile -e trl-*.whl ."
+        unpack = f"cd {folder} && for w in *.whl; do {sys.executable} -m zipfile -e $w .; done"
         commands = [[*fetch, *read_pins()[name]], ["sh", "-c", unpack]]
     else:
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
@@ -184,7 +186,9 @@ def run_rows(
             shutil.copy(path, envs / NODE / path.name)
         source = envs / NODE / file
     is_own = program == [sys.executable]
+    search_path = f"{Path(program[0]).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     variables = {
+        "PATH": search_path,
         "CLIENTS_URL": servers.agent.url,
         "CLIENTS_WORKER_URL": servers.worker.url,
         "CLIENTS_HOME": str(scratch),

@@ -202,6 +202,25 @@ def test_logprobs_in_both_dialects(client: openai.OpenAI) -> None:
     assert spelled.decode(errors="replace") == chat.choices[0].message.content
 
 
+def test_scores_do_not_depend_on_what_is_generated(client: openai.OpenAI) -> None:
+    """lm-eval scores with one token and leaves the last entry out: also one that ends an answer."""
+    told = "The access code of Mira is 4827."
+    ask = f"<｜User｜>{told} What is the access code of Mira?<｜Assistant｜></think>{told}"
+    scores = []
+    for num_tokens in (0, 1):
+        answer = client.completions.create(
+            model=MODEL, prompt=ask, max_tokens=num_tokens, logprobs=1, echo=True, temperature=0
+        )
+        (choice,) = answer.choices
+        assert choice.text == ask
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        scores.append(choice.logprobs.token_logprobs)
+    assert choice.finish_reason == "stop"
+    assert len(scores[1]) == len(scores[0]) + 1
+    assert scores[1][1:-1] == pytest.approx(scores[0][1:])
+
+
 def test_a_resend_is_read_from_the_cache(client: openai.OpenAI, server: ServerProcess) -> None:
     prompt = " ".join(f"resend{i}" for i in range(120))
     body: Any = {"model": MODEL, "prompt": prompt, "max_tokens": 8, **GREEDY}

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.quantization.panels import (
 from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
 from vllm.native.tensors import TensorBinder
 from vllm.v1.attention.layout import CacheLayout
-from vllm.v1.attention.ops.stored import CodeKind
+from vllm.v1.attention.ops.stored import CodeKind, RowSource
 from vllm.v1.attention.ops.stored_products import read_stored_rows
 
 BINDER = TensorBinder(CacheLayout((), {}), {})
@@ -66,7 +66,7 @@ def make_packed(
     return PackedRows(CodedRows(kind, words, width, group, draw(scale_type), offsets, order), "w")
 
 
-def decode(source: PackedRows) -> torch.Tensor:
+def decode(source: RowSource) -> torch.Tensor:
     rows = torch.empty(source.num_rows, source.num_columns)
     source.write_rows(0, rows)
     return rows

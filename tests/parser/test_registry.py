@@ -7,6 +7,13 @@ from vllm.parser.registry import ParserChoice, check_parser_names, choose_parser
 
 QWEN = "{% if tools %}<tool_call>{% endif %}<think></think>"
 LLAMA = '{% if tools %}{"name": x, "parameters": y}{% endif %}'
+LLAMA_CALL = """{% if tools %}{{- '{"name": "' + call.name + '", ' }}
+{{- '"parameters": ' }}{{- call.arguments | tojson }}{% endif %}"""
+# Which list tools alike, and have calls of their own.
+COMMAND_A = """{% for t in tools %}{"name": "{{ t.name }}", "parameters": {{ t.parameters }}}
+{% endfor %}<|START_ACTION|>{"tool_name": "{{ call.name }}", "parameters": {{ call.arguments }}}"""
+ATEM = """{% for tool in tools %}{"name": ' + name + ', "description": ' + said + ', "parameters": '
++ tool.parameters + '}'{% endfor %}<atem:invoke name="' + call.name + '">{{ call.arguments }}"""
 HARMONY = "<|start|>assistant<|channel|>final"
 
 
@@ -18,6 +25,12 @@ HARMONY = "<|start|>assistant<|channel|>final"
         ("qwen3_moe", "<tool_call>", "none", "qwen3"),
         ("llama", QWEN, "qwen3", "hermes"),
         ("llama", LLAMA, "none", "llama3_json"),
+        ("llama", LLAMA_CALL, "none", "llama3_json"),
+        ("deepseek_v4", LLAMA, "none", "llama3_json"),
+        ("deepseek_v4", "[TOOL_CALLS]", "none", "mistral"),
+        ("deepseek_v4", "<|im_start|>", "deepseek_v4", "deepseek_v4"),
+        ("cohere2", COMMAND_A, "none", "none"),
+        ("other", ATEM, "none", "none"),
         ("gpt_oss", HARMONY, "openai_gptoss", "openai"),
         ("gemma3_text", "<start_of_turn>", "none", "none"),
         ("llama", None, "none", "none"),

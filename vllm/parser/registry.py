@@ -1,5 +1,6 @@
 """Parsers by name, and which ones a served model gets."""
 
+import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,12 @@ _REASONING_OF_TEMPLATE = (
     ("<|channel>", "gemma4"),
     ("[THINK]", "mistral"),
     ("</think>", "qwen3"),
+)
+# Llama 3's call, as its template asks for it, or writes one that was made. A template that lists
+# tools with their "parameters" alone may have any format of calls.
+_LLAMA_CALL = re.compile(
+    r'\{"name": [^"{}]*, "parameters": [^"{}]*\}|"name": .{0,80}?"parameters": .{0,60}?arguments',
+    re.DOTALL,
 )
 _ID_CHARS = string.ascii_letters + string.digits
 _MISTRAL_ID_CHARS = 9
@@ -176,8 +183,6 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
         return ParserChoice(_HARMONY_REASONING, _HARMONY_TOOLS)
     tools = _first_in(template, _TOOLS_OF_TEMPLATE)
     reasoning = _first_in(template, _REASONING_OF_TEMPLATE)
-    if model_type == "deepseek_v4" and tools in (NONE, "deepseek_v4"):
-        return ParserChoice("deepseek_v4", "deepseek_v4")
     if not template and model_type.startswith("gemma4"):
         return ParserChoice("gemma4", "gemma4")
     if tools == "hermes" and model_type.startswith("qwen"):
@@ -188,8 +193,10 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
         tools = "mistral_v11" if "[ARGS]" in template else "mistral"
     if tools == NONE and "func_name1(params_name1" in template:
         tools = "pythonic"
-    if tools == NONE and "tools" in template and '"parameters": ' in template:
+    if tools == NONE and "tools" in template and _LLAMA_CALL.search(template):
         tools = "llama3_json"
+    if model_type == "deepseek_v4" and tools in (NONE, "deepseek_v4"):
+        return ParserChoice("deepseek_v4", "deepseek_v4")
     return ParserChoice(reasoning, tools)
 
 

@@ -1,14 +1,15 @@
-"""trl ships the chat templates of many families: our prompts have transformers' token ids.
+"""Packages that ship chat templates of many families: our prompts have transformers' token ids.
 
-Runs where this project is installed; of trl only the templates are read. 200 random conversations
-for each: system, tools, calls, results, reasoning, answers that are continued; as a file, and some
-as text and in the checkpoint's folder, which must not matter.
+Runs where this project is installed; of the packages only the templates are read. 200 random
+conversations for each: system, tools, calls, results, reasoning, answers that are continued; as a
+file, and some as text and in the checkpoint's folder, which must not matter.
 """
 
 import json
 import os
 import random
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,13 @@ from vllm.exceptions import UserInputError
 from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
 from vllm.tokenizers.chat_tools import parse_tools
 
-FOLDER = Path(os.environ["CLIENTS_ENVS"]) / "trl" / "trl" / "chat_templates"
-VERSION = next(FOLDER.parents[1].glob("trl-*.dist-info")).name.split("-")[1].removesuffix(".dist")
+PLACE = Path(os.environ["CLIENTS_ENVS"]) / "axolotl-oumi-trl"
+# Of each package, and the least share of conversations that its templates must take.
+FOLDERS = {
+    "trl": ("trl/chat_templates", 0.8),
+    "axolotl": ("axolotl/utils/chat_templates/templates", 0.7),
+    "oumi": ("oumi/datasets/chat_templates", 0.7),
+}
 # Of models that see: they take parts alone, and lose a text that is none.
 IMAGES_ONLY = ("idefics3", "llava_next", "smolvlm")
 CONFIG = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
@@ -95,16 +101,17 @@ def _compare(path: Path, folder: Path) -> tuple[int, int]:
     return num_same, num_refused
 
 
-def renderings(row: Row) -> None:
+def renderings(row: Row, name: str) -> None:
     told: dict[str, tuple[int, int]] = {}
-    for path in sorted(FOLDER.glob("*.jinja")):
+    folder, least = FOLDERS[name]
+    for path in sorted((PLACE / folder).glob("*.jinja")):
         # Those for training are others with marks.
         if not path.stem.endswith("_training") and path.stem not in IMAGES_ONLY:
             with tempfile.TemporaryDirectory() as made:
                 told[path.stem] = _compare(path, Path(made))
     num_same = sum(same for same, _ in told.values())
     num_refused = sum(refused for _, refused in told.values())
-    assert num_same > 0.8 * (num_same + num_refused), told
+    assert num_same > least * (num_same + num_refused), told
     row.shown = f"{len(told)} templates, {num_same} prompts equal, {num_refused} refused by both"
 
 
@@ -113,7 +120,7 @@ def gemma4_format(row: Row) -> None:
     backend = byte_level().backend
     backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in gemma4.MARKS])
     oracle = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
-    oracle.chat_template = (FOLDER / "gemma4_v5.jinja").read_text("utf-8")
+    oracle.chat_template = (PLACE / FOLDERS["trl"][0] / "gemma4_v5.jinja").read_text("utf-8")
     tokenizer = Tokenizer(backend, {"bos_token": "<bos>"})
     # As transformers reads them: special tokens in messages count.
     encoder = make_chat_encoder({"model_type": "gemma4"}, tokenizer, allows_special_tokens=True)
@@ -133,8 +140,9 @@ def gemma4_format(row: Row) -> None:
     row.shown = f"{CONVERSATIONS} prompts equal"
 
 
-run(
-    {"transformers' token ids": renderings, "Gemma 4 without a template": gemma4_format},
-    "trl",
-    VERSION,
-)
+for package in FOLDERS:
+    rows = {"transformers' token ids": partial(renderings, name=package)}
+    if package == "trl":
+        rows["Gemma 4 without a template"] = gemma4_format
+    (info,) = PLACE.glob(f"{package}-*.dist-info")
+    run(rows, package, info.name.removesuffix(".dist-info").split("-")[1])

@@ -196,6 +196,7 @@ async def test_heads_of_what_can_be_got(serve: Any, path: str) -> None:
     ("path", "what"),
     [
         ("/v1/embeddings", "Embeddings"),
+        ("/embeddings", "Embeddings"),
         ("/score", "Scoring"),
         ("/v1/rerank", "Reranking"),
         ("/classify", "Classification"),
@@ -219,3 +220,12 @@ async def test_each_client_finds_the_message_where_it_looks(serve: Any) -> None:
     assert batches["error"]["type"] == "not_found_error"
     assert "not served" in batches["error"]["message"]
     assert "no such route" in (await client.get("/v1/embed_dings")).json()["error"]["message"]
+
+
+async def test_a_base_url_with_one_v1_too_many_or_too_few(serve: Any) -> None:
+    client = serve().client
+    openai = (await client.post("/chat/completions", json={})).json()["error"]
+    assert openai["message"].endswith("adds no /v1, so give it the base URL with it.")
+    anthropic = (await client.post("/v1/v1/messages", json={})).json()["error"]
+    assert anthropic["message"].endswith("adds /v1 itself, so give it the base URL without it.")
+    assert (await client.post("/messages", json={})).status_code == 404

@@ -372,3 +372,10 @@ async def test_a_prefix_is_continued(roomy: Served) -> None:
     assert answer["choices"][0]["message"]["content"] == " and more."
     prompt = roomy.context.tokenizer.decode(roomy.engine.jobs[-1][0])
     assert prompt.endswith("</think>One")
+
+
+async def test_a_prefix_that_cannot_be_continued(served: Served) -> None:
+    body = {"messages": [*USER, {"role": "user", "content": "One", "prefix": True}]}
+    error = (await served.client.post(CHAT, json=body)).json()["error"]
+    assert error["param"] == f"messages[{len(USER)}].prefix"
+    assert error["message"].startswith(f"{error['param']} needs a last message of role 'assistant'")

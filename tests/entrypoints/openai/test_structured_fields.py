@@ -62,6 +62,11 @@ def test_the_same_said_twice_is_said_once() -> None:
     """Some clients speak to servers of different ages in one request."""
     both = make(structured_outputs={"grammar": "root ::= [a]"}, guided_grammar="root ::= [a]")
     assert both == make(guided_grammar="root ::= [a]")
+    text = json.dumps(SCHEMA, indent=1)
+    assert make(structured_outputs={"json": SCHEMA}, guided_json=text) == make(guided_json=SCHEMA)
+    for text in ("{", "[" * 100_000):
+        with pytest.raises(UserInputError, match="both ask for structure"):
+            make(structured_outputs={"json": SCHEMA}, guided_json=text)
 
 
 @pytest.mark.parametrize(

@@ -825,6 +825,36 @@ def test_a_folder_that_never_opens_costs_only_the_tier(root, monkeypatch):
     stop(session)
 
 
+@pytest.mark.parametrize("opens", [True, False], ids=["opens", "hangs"])
+def test_a_run_that_ends_before_its_folder_is_open_waits_for_it(tmp_path, monkeypatch, opens):
+    """As a script of two prompts does, whose weights are digested for the first time."""
+    is_ending = threading.Event()
+    find_identity = connector_module.find_identity
+
+    def find_late(config, kv_config, layout, root, note, stop, **more):
+        note(1, 2)
+        assert is_ending.wait(_WAIT_S)
+        if not opens:
+            assert stop.wait(_WAIT_S)
+        return find_identity(config, kv_config, layout, root, note, stop, **more)
+
+    monkeypatch.setattr(connector_module, "find_identity", find_late)
+    transfer = KVTransferConfig.from_dict(tiers_of(tmp_path / "cache"))
+    session = Session(make_core(32, transfer=transfer, num_blocks=3000, budget=256))
+    connector = session.core.scheduler.connector
+    assert answer(session, KEPT) == cold(KEPT)
+    begin_drain = connector.begin_drain
+    monkeypatch.setattr(connector, "begin_drain", lambda: (begin_drain(), is_ending.set()))
+    # Not for ever, either.
+    connector.drain_timeout_s = _WAIT_S if opens else 0.01
+    stop(session)
+    monkeypatch.undo()
+    again = start(tmp_path / "cache")
+    assert answer(again, KEPT) == cold(KEPT)
+    assert hits(again) == ([128, 256] if opens else [0, 0])
+    stop(again)
+
+
 def test_two_servers_that_start_at_once_have_one_hash_root(tmp_path, monkeypatch):
     """The second one finds the folder taken and its root not yet written."""
     root = tmp_path / "cache"

@@ -1,11 +1,13 @@
 """Engines over ranks that outlive them: a process of a rank takes seconds to start."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -14,6 +16,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.process_ranks import ProcessRanks
 from vllm.v1.executor.ranked_executor import RankedExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+_OPEN_S = 60.0
 
 
 class LentRanks:
@@ -39,6 +43,9 @@ def run_engine(
 ) -> tuple[list[list[int]], list[int]]:
     """Answer prompts one after the other; tokens, and how many of each prompt were hits.
 
+    A cache folder is open before the first prompt: nobody waits while a folder's weights are read
+    for the first time, so an engine of a few prompts could end before it.
+
     Args:
         prompts: Token ids.
         ranks: Where the model is; None: in this process alone.
@@ -50,7 +57,13 @@ def run_engine(
     make: Any = UniProcExecutor
     if ranks is not None:
         make = partial(RankedExecutor, start_ranks=lambda _: ranks)
-    engine = LLMEngine(config, InlineCore(lambda: EngineCore(config, make)))
+
+    def build() -> EngineCore:
+        core = EngineCore(config, make)
+        _wait_open(core.scheduler.connector)
+        return core
+
+    engine = LLMEngine(config, InlineCore(build))
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     tokens, hits = [], []
     try:
@@ -64,3 +77,14 @@ def run_engine(
     finally:
         engine.shutdown()
     return tokens, hits
+
+
+def _wait_open(connector: Any) -> None:
+    if not isinstance(connector, OffloadingConnector):
+        return
+    assert connector._tier is not None
+    keeper = connector._tier.keeper
+    deadline = time.monotonic() + _OPEN_S
+    while keeper is not None and keeper.is_opening:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

@@ -10,10 +10,10 @@ import pytest
 from tests.v1.kv_offload.folder_engine import key_of
 from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
 from vllm.v1.kv_offload.cell_table import CellTable
-from vllm.v1.kv_offload.cells import CELL_BYTES, PAGE_BYTES
+from vllm.v1.kv_offload.cells import CELL, CELL_BYTES, PAGE_BYTES, ObjectKind
 from vllm.v1.kv_offload.file_calls import DiskFiles
 from vllm.v1.kv_offload.folder import CacheFolder, Identity, rows_path, shape_store
-from vllm.v1.kv_offload.records import Extent, ObjectSpec, Reservation
+from vllm.v1.kv_offload.records import Extent, ObjectKey, ObjectSpec, Reservation
 from vllm.v1.kv_offload.rows_file import RowsFile
 from vllm.v1.kv_offload.store import IndexUnreadError
 
@@ -209,8 +209,12 @@ def test_many_cells_find_their_pages():
         table.make_cell(Reservation(ObjectSpec(key, n, SIZE), Extent(key, n + 1, SIZE, ((n, 1),))))
         for n, key in enumerate(rng_keys)
     ]
-    table.take_cells(np.concatenate(cells))
+    table.take_cells(np.frombuffer(b"".join(cells), CELL))
     found = table.find(rng_keys)
+    # A few keys are looked for in another way than many.
+    some = [*rng_keys[:20], ObjectKey(ObjectKind.STATE, rng_keys[0].digest)]
+    assert [table.find([key])[0] for key in some] == [*found[:20], -1]
+    assert table.find(some) == [*found[:20], -1]
     assert min(found) >= 0
     assert [table.describe(cell).position for cell in found] == list(range(len(rng_keys)))
     assert len(set(found)) == len(found)

@@ -83,3 +83,13 @@ def test_another_byte_is_another_digest(tmp_path, weights):
     before = digest_files(weights, memory)
     weights[1].write_bytes(bytes([1]) * 999 + b"x")
     assert digest_files(weights, memory) == digest_files(weights) != before
+
+
+def test_a_reading_that_was_stopped_goes_on_behind_the_files_it_read(tmp_path, weights):
+    memory = tmp_path / "weights.json"
+    stop = threading.Event()
+    # With the first file's last byte.
+    assert digest_files(weights, memory, lambda done, _: stop.set(), stop) is None
+    read: list[int] = []
+    found = digest_files(weights, memory, lambda done, _: read.append(done))
+    assert (found, read) == (digest_files(weights), [2000])

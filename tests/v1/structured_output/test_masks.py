@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from llguidance import LLMatcher, LLParserLimits
 
 from tests.v1.structured_output.conftest import EOS, VOCAB, Reader
 from vllm.config import ModelConfig, VllmConfig
 from vllm.sampling_params import ReasoningSpan, StructuredOutputsParams
 from vllm.v1.structured_output import StructuredOutputManager, StructuredOutputRequest
 from vllm.v1.structured_output.grammar import Grammar
+from vllm.v1.structured_output.grammar_text import make_grammar_text
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.structured_output.reasoning import ReasoningTracker
 
@@ -160,6 +162,26 @@ def test_a_refused_token_says_so(reader: Reader) -> None:
     assert not grammar.is_open
     assert grammar.error
     assert made.masks() is None
+
+
+def test_a_grammar_that_grows_too_large_says_so(reader: Reader) -> None:
+    made = Fixture(reader)
+    text = make_grammar_text(StructuredOutputsParams(regex="(a|b)*a(a|b){9}"), {})
+    few = LLParserLimits(max_lexer_states=15, verbose_errors=False)
+    made.compiled = LLMatcher(reader.backend._tokenizer, text, log_level=0, limits=few)
+    assert not made.compiled.is_error()
+    grammar = made.add("q").structured_output_request.grammar
+    (letter,) = reader.encode("a")
+    for _ in range(8):
+        token_ids = allowed(made.masks(), "q")
+        if not grammar.is_open:
+            break
+        assert letter in (token_ids or ())
+        assert grammar.accept_tokens("q", [letter])
+    assert "too many states" in grammar.error
+    assert token_ids == [EOS]
+    assert made.masks() is None
+    assert not grammar.accept_tokens("q", [EOS])
 
 
 def test_a_mask_does_not_let_through_more_than_the_grammar(reader: Reader) -> None:

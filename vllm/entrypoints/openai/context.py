@@ -18,8 +18,8 @@ from vllm.version import ENGINE_NAME, __version__
 
 # Fields of generation_config.json that set defaults of a request.
 _DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p")
-# What Hugging Face's client sends where its user names no model.
-_NO_MODEL = "dummy"
+# What Hugging Face's clients send where their user names no model, and what their pages tell to.
+_NO_MODEL = ("dummy", "tgi")
 EMBEDDED_NOTE = (
     "This is the small checkpoint embedded in the package: it looks up facts told in its context "
     "and talks a little. docs/embedded_model.md says what to expect."
@@ -61,7 +61,7 @@ class ServedModel:
         Raises:
             ModelNotFoundError: ``name`` is not served.
         """
-        if not name or (name == _NO_MODEL and name not in self.names):
+        if not name or (name in _NO_MODEL and name not in self.names):
             return self.names[0]
         if name not in self.names:
             raise ModelNotFoundError(

@@ -105,6 +105,11 @@ _NOT_SERVED = {
     "/v1/embeddings": "Embeddings are",
     "/v2/embed": "Embeddings are",
     "/embed": "Embeddings are",
+    "/embeddings": "Embeddings are",
+    "/v1/classify": "Classification is",
+    "/v1/pooling": "Pooling is",
+    "/v1/vector_stores": "Storing files is",
+    "/v1/conversations": "Storing conversations is",
     "/pooling": "Pooling is",
     "/classify": "Classification is",
     "/score": "Scoring by a cross-encoder is",
@@ -124,6 +129,8 @@ _NOT_SERVED = {
     "/v1/threads": "Assistants are",
     "/v1/messages/batches": "Batches by HTTP are",
 }
+# What clients ask for whose base URL lacks /v1.
+_WITHOUT_V1 = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
 # Cohere's clients look for the message at the top.
 _FLAT_ROOT = "/v2/"
 
@@ -131,6 +138,11 @@ _FLAT_ROOT = "/v2/"
 def name_what_is_not_served(path: str, error: HttpError) -> HttpError:
     """Return the error of a path without a route, which names what clients look for there."""
     what = next((w for root, w in _NOT_SERVED.items() if f"{path}/".startswith(f"{root}/")), None)
+    if what is None and (path.startswith("/v1/v1/") or path in _WITHOUT_V1):
+        adds = path.startswith("/v1/")
+        fault = "this client adds /v1 itself" if adds else "this client adds no /v1"
+        message = f"There is no such route: {fault}, so give it the base URL "
+        return HttpError(404, f"{message}{'without' if adds else 'with'} it.")
     if what is None:
         return error
     hint = "vllm run-batch takes files of requests" if "Batches" in what else ""

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream
-from vllm.entrypoints.openai.field_names import NO_NAMES
+from vllm.entrypoints.openai.field_names import NO_NAMES, fields_named
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from vllm.entrypoints.openai.pipeline.answers import (
     AnswerDelta,
@@ -153,6 +153,8 @@ async def _check(
         body = body.model_copy(update={"thinking_token_budget": budget})
     # DeepSeek's name for a last message that is to be continued.
     continues = body.messages[-1:] != [] and body.messages[-1].get("prefix") is True
+    asks_it = f"messages[{len(body.messages) - 1}].prefix"
+    names = {"continue_final_message": asks_it} if continues else NO_NAMES
     options = ChatOptions(
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
         continue_final_message=bool(body.continue_final_message) or continues,
@@ -165,7 +167,8 @@ async def _check(
     choice, tools = narrow_tools(body.tool_choice, parse_tools(body.tools))
     parallel = body.parallel_tool_calls is not False
     task = ChatTask(body.messages, options, tools, choice, parallel)
-    prepared = await prepare_chat(task, context)
+    with fields_named(names):
+        prepared = await prepare_chat(task, context)
     max_tokens = body.max_completion_tokens or body.max_tokens
     return _Chat(
         body=body,

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.exceptions import UserInputError
 from vllm.logger import init_logger
@@ -40,9 +42,20 @@ def make_structured_outputs(request: SamplingRequest) -> StructuredOutputsParams
     }
     asked = [name for name, params in found.items() if params is not None]
     # Some clients say the same twice, for servers of different ages.
-    if any(found[name] != found[asked[0]] for name in asked[1:]):
+    meanings = [_read_schema(params) for params in found.values() if params is not None]
+    if any(meaning != meanings[0] for meaning in meanings[1:]):
         raise UserInputError(f"{' and '.join(asked)} both ask for structure: use one.", asked[1])
     return found[asked[0]] if asked else None
+
+
+def _read_schema(params: StructuredOutputsParams) -> StructuredOutputsParams:
+    """Return what is asked for, a schema given as text as its object."""
+    if not isinstance(params.json, str):
+        return params
+    try:
+        return replace(params, json=json.loads(params.json))
+    except (ValueError, RecursionError):  # said where it is compiled
+        return params
 
 
 def find_structured_field(request: SamplingRequest) -> str | None:

@@ -145,6 +145,7 @@ def _read(
     rope = _read_rope(fields, head_dim)
     recurrence = read_gated_delta(fields, is_interleaved=is_interleaved)
     has_bias = fields.boolean("attention_bias", False)
+    fields.require("attn_output_gate", True, (True,))
     num_drafters = fields.non_negative_int("mtp_num_hidden_layers", num_drafters)
     own_embedding = fields.boolean("mtp_use_dedicated_embeddings", False)
     drafter = LayerPlan(0, rope, plans[-1]) if num_drafters == 1 and not own_embedding else None

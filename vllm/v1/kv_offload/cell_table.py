@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
@@ -10,21 +11,30 @@ from numpy.typing import NDArray
 from vllm.v1.kv_offload.cells import (
     CELL,
     CELL_BYTES,
+    EMPTY_HEAD,
+    KEY_OFFSET,
+    KIND_OFFSET,
+    PAGE_BYTES,
     PAGE_CELLS,
+    USES,
     USES_OFFSET,
     Cells,
     ObjectKind,
+    OpenCell,
     as_words,
-    extents_of,
+    close_cell,
+    open_cell,
     pick,
-    seal,
-    set_extents,
 )
 from vllm.v1.kv_offload.eviction_order import EvictionOrder
+from vllm.v1.kv_offload.free_slots import Extents
 from vllm.v1.kv_offload.records import Extent, ObjectKey, Reservation, StoredObject
 from vllm.v1.kv_offload.rows_file import SEAL_BYTES
 
 _NO_TOKEN = -1
+_HALVES = struct.Struct("<QQ")
+# So few keys are found sooner one by one than as arrays.
+_FEW_KEYS = 16
 # Uses that may have been counted since the last write.
 _MAX_USES = 1 << 40
 # With so many hits a state is where several prompts part, and no conversation's alone.
@@ -48,6 +58,7 @@ class CellTable:
         self._seed = seed
         self.cells: Cells = np.zeros(num_pages * PAGE_CELLS, CELL)
         self._raw = memoryview(self.cells.view(np.uint8).data)
+        self._heads = as_words(self.cells)[:, 0]
         self._order = EvictionOrder(self.cells)
 
     @property
@@ -85,7 +96,7 @@ class CellTable:
         for index in entries[by_age].tolist():
             slots = {
                 slot
-                for start, count in extents_of(self.cells[index])
+                for start, count in open_cell(self._raw, index).extents
                 for slot in range(start, start + count)
             }
             if slots & taken:
@@ -147,8 +158,8 @@ class CellTable:
 
     def find(self, keys: Sequence[ObjectKey]) -> list[int]:
         """Return each key's cell; -1: there is none."""
-        if not keys:
-            return []
+        if len(keys) <= _FEW_KEYS:
+            return [self._find_one(key) for key in keys]
         wanted = np.frombuffer(b"".join(key.digest for key in keys), "<u8").reshape(-1, 2)
         both = self.pages_of(keys)
         kinds = np.fromiter((int(key.kind) for key in keys), np.uint8, len(keys))
@@ -165,24 +176,34 @@ class CellTable:
             found = np.where(hit & (found < 0), at, found)
         return [int(index) for index in found]
 
+    def _find_one(self, key: ObjectKey) -> int:
+        digest, kind = key.digest, int(key.kind)
+        for page in self._pages_of(key):
+            low = page * PAGE_BYTES
+            data = self._raw[low : low + PAGE_BYTES].tobytes()
+            at = data.find(digest)
+            while at >= 0:
+                cell = at - KEY_OFFSET
+                if (
+                    cell % CELL_BYTES == 0
+                    and data[cell + KIND_OFFSET] == kind
+                    and data[cell : cell + len(EMPTY_HEAD)] != EMPTY_HEAD
+                ):
+                    return (low + cell) // CELL_BYTES
+                at = data.find(digest, at + 1)
+        return -1
+
+    def _pages_of(self, key: ObjectKey) -> tuple[int, int]:
+        first, second = _HALVES.unpack(key.digest)
+        return first % self.num_pages, second % self.num_pages
+
     def describe(self, index: int) -> StoredObject:
         """Return what a cell says."""
-        cell = self.cells[index]
-        digest = cell["key"].tobytes()
-        extent = Extent(
-            ObjectKey(ObjectKind(int(cell["kind"])), digest),
-            int(cell["sequence"]),
-            int(cell["length"]) - SEAL_BYTES,
-            extents_of(cell),
-        )
-        token = int(cell["next_token"])
-        return StoredObject(
-            index,
-            extent,
-            int(cell["position"]),
-            None if token == _NO_TOKEN else token,
-            is_shared=int(cell["hits"]) >= SHARED_HITS,
-        )
+        cell = open_cell(self._raw, index)
+        key = ObjectKey(ObjectKind(cell.kind), cell.key)
+        extent = Extent(key, cell.sequence, cell.length - SEAL_BYTES, cell.extents)
+        token = None if cell.next_token == _NO_TOKEN else cell.next_token
+        return StoredObject(index, extent, cell.position, token, is_shared=cell.hits >= SHARED_HITS)
 
     def used(self) -> Indices:
         """Return the indices of all entries."""
@@ -193,12 +214,11 @@ class CellTable:
     def choose_cell(self, key: ObjectKey, taken: Collection[int]) -> int | None:
         """Return an empty cell for a key, in the emptier of its pages; ``taken`` are not empty."""
         best: tuple[int, int] | None = None
-        for page in dict.fromkeys(self.pages_of([key])[0].tolist()):
+        for page in dict.fromkeys(self._pages_of(key)):
             low = page * PAGE_CELLS
+            heads = self._heads[low : low + PAGE_CELLS].tolist()
             empty = [
-                low + int(i)
-                for i in np.flatnonzero(self.cells["checksum"][low : low + PAGE_CELLS] == 0)
-                if low + int(i) not in taken
+                index for index, head in enumerate(heads, low) if not head and index not in taken
             ]
             if empty and (best is None or len(empty) > best[0]):
                 best = (len(empty), empty[0])
@@ -206,40 +226,41 @@ class CellTable:
 
     def cells_near(self, key: ObjectKey) -> list[int]:
         """Return the entries that keep a key from its pages, the least recently used first."""
-        pages = dict.fromkeys(self.pages_of([key])[0].tolist())
+        pages = dict.fromkeys(self._pages_of(key))
         near = [page * PAGE_CELLS + i for page in pages for i in range(PAGE_CELLS)]
         return sorted(near, key=lambda index: int(self.cells["last_use"][index]))
 
-    def make_cell(self, reservation: Reservation, last_use: int = 0) -> Cells:
-        """Return the cell of an object, as it goes to disk: an array of one.
+    def make_cell(self, reservation: Reservation, last_use: int = 0) -> bytes:
+        """Return the cell of an object, as it goes to disk.
 
         Args:
             reservation: The object.
             last_use: Of it, if that was after its slots were taken.
         """
         spec, extent = reservation.spec, reservation.extent
-        cell = np.zeros(1, CELL)
-        cell["key"] = np.frombuffer(spec.key.digest, "<u8")
-        cell["kind"] = int(spec.key.kind)
-        cell["position"] = spec.position
-        cell["length"] = spec.num_bytes + SEAL_BYTES
-        cell["sequence"] = extent.sequence
-        cell["last_use"] = max(last_use, extent.sequence)
-        cell["next_token"] = _NO_TOKEN if spec.next_token is None else spec.next_token
-        cell["hits"] = SHARED_HITS if spec.is_shared else 0
-        set_extents(cell, extent.slots)
-        seal(cell, self._seed)
-        return cell
+        cell = OpenCell(
+            spec.key.digest,
+            int(spec.key.kind),
+            spec.position,
+            spec.num_bytes + SEAL_BYTES,
+            extent.sequence,
+            extent.slots,
+            _NO_TOKEN if spec.next_token is None else spec.next_token,
+            max(last_use, extent.sequence),
+            SHARED_HITS if spec.is_shared else 0,
+            0,
+        )
+        return close_cell(cell, self._seed)
 
-    def put(self, index: int, cell: Cells) -> None:
+    def put(self, index: int, cell: bytes) -> None:
         """Enter a cell."""
-        self.cells[index] = cell[0]
+        self._raw[index * CELL_BYTES : (index + 1) * CELL_BYTES] = cell
         self._order.enter(index)
 
-    def remove(self, index: int) -> tuple[tuple[int, int], ...]:
+    def remove(self, index: int) -> Extents:
         """Empty a cell; returns its slots."""
-        extents = extents_of(self.cells[index])
-        self.cells[index] = np.zeros((), CELL)
+        extents = open_cell(self._raw, index).extents
+        self._raw[index * CELL_BYTES : (index + 1) * CELL_BYTES] = bytes(CELL_BYTES)
         return extents
 
     def touch(self, indices: Indices, count: int, *, is_hit: bool) -> None:
@@ -254,8 +275,8 @@ class CellTable:
 
     def supersede(self, index: int) -> bool:
         """Let an entry go before others, in memory; False: it does, or several prompts use it."""
-        cell = self.cells[index]
-        if cell["superseded"] or cell["hits"] >= SHARED_HITS:
+        _, hits, is_superseded = USES.unpack_from(self._raw, index * CELL_BYTES + USES_OFFSET)
+        if is_superseded or hits >= SHARED_HITS:
             return False
         self.cells["superseded"][index] = 1
         self._order.enter(index)

@@ -20,9 +20,9 @@ Deleting writes eight zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -35,7 +35,12 @@ MAX_EXTENTS = 8
 MAX_EXTENT_SLOTS = 0xFFFF
 EMPTY_HEAD = bytes(8)
 _FIXED = slice(8, 104)
+KEY_OFFSET, KIND_OFFSET, POSITION_OFFSET = 8, 24, 28
 USES_OFFSET = 104
+# One cell, or what tells of its uses: a tenth of the time that numpy takes field by field.
+WHOLE_CELL = struct.Struct(f"<Q16sBB2xIQQ{MAX_EXTENTS * 'IH'}i4xQIB11x")
+USES = struct.Struct("<QIB11x")
+POSITION = struct.Struct("<I")
 
 CELL = np.dtype(
     {
@@ -90,11 +95,6 @@ def checksum(cell: bytes | memoryview, seed: int) -> int:
     return xxhash.xxh3_64_intdigest(bytes(cell[_FIXED]), seed=seed) or 1
 
 
-def seal(cell: Cells, seed: int) -> None:
-    """Enter a cell's checksum. Mutates ``cell``, an array of one."""
-    cell["checksum"] = checksum(memoryview(cell.tobytes()), seed)
-
-
 def find_damaged(cells: Cells, seed: int) -> list[int]:
     """Return the indices of cells that are neither empty nor whole."""
     # One call a cell and no copy: a start reads all of them.
@@ -117,14 +117,48 @@ def pick(cells: Cells, indices: NDArray[np.int64]) -> Cells:
     return np.ascontiguousarray(as_words(cells)[indices]).view(CELL).reshape(-1)
 
 
-def extents_of(cell: Any) -> tuple[tuple[int, int], ...]:
-    """Return a cell's (first slot, slots)."""
-    extents = cell["extents"][: int(cell["num_extents"])]
-    return tuple((int(slot), int(count)) for slot, count in extents.tolist())
+class OpenCell(NamedTuple):
+    """What a cell says, in plain numbers."""
+
+    key: bytes
+    kind: int
+    position: int
+    length: int
+    sequence: int
+    extents: tuple[tuple[int, int], ...]
+    next_token: int
+    last_use: int
+    hits: int
+    superseded: int
 
 
-def set_extents(cell: Cells, extents: Sequence[tuple[int, int]]) -> None:
-    """Enter at most 8 (first slot, slots). Mutates ``cell``, an array of one."""
-    cell["num_extents"] = len(extents)
-    for i, extent in enumerate(extents):
-        cell["extents"][0, i] = extent
+def open_cell(raw: memoryview, index: int) -> OpenCell:
+    """Return what a cell among all cells' bytes says."""
+    _, key, kind, num_extents, position, length, sequence, *runs, token, use, hits, superseded = (
+        WHOLE_CELL.unpack_from(raw, index * CELL_BYTES)
+    )
+    # A cell that no writer wrote may claim more than there are.
+    runs = runs[: 2 * num_extents]
+    extents = tuple(zip(runs[::2], runs[1::2], strict=True))
+    return OpenCell(key, kind, position, length, sequence, extents, token, use, hits, superseded)
+
+
+def close_cell(cell: OpenCell, seed: int) -> bytes:
+    """Return the bytes of a cell of at most 8 extents, with its checksum."""
+    runs = [number for extent in cell.extents for number in extent]
+    runs += [0] * (2 * MAX_EXTENTS - len(runs))
+    data = WHOLE_CELL.pack(
+        0,
+        cell.key,
+        cell.kind,
+        len(cell.extents),
+        cell.position,
+        cell.length,
+        cell.sequence,
+        *runs,
+        cell.next_token,
+        cell.last_use,
+        cell.hits,
+        cell.superseded,
+    )
+    return checksum(data, seed).to_bytes(8, "little") + data[8:]

@@ -16,7 +16,15 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm.v1.kv_offload.cells import Cells
+from vllm.v1.kv_offload.cells import (
+    CELL_BYTES,
+    EMPTY_HEAD,
+    POSITION,
+    POSITION_OFFSET,
+    USES,
+    USES_OFFSET,
+    Cells,
+)
 
 # By how much a superseded entry's score is below all others.
 _SUPERSEDED = 1 << 62
@@ -38,6 +46,7 @@ class EvictionOrder:
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
+        self._raw = memoryview(cells.view(np.uint8).data)
         # The score under which an entry stands in the order; others of it are void.
         self._queued: Indices = np.full(len(cells), _NOT_QUEUED, np.int64)
         # Those of the start, in order, and how far they were taken.
@@ -76,14 +85,16 @@ class EvictionOrder:
             if self._queued[index] != score:
                 continue
             self._queued[index] = _NOT_QUEUED
-            if not self._cells["checksum"][index]:
+            low = index * CELL_BYTES
+            if self._raw[low : low + len(EMPTY_HEAD)] == EMPTY_HEAD:
+                continue
+            if score != self._score(index):
+                self.enter(index)
                 continue
             skipped.append(index)
-            if score == self._score(index) and index not in pinned:
+            if index not in pinned:
                 found = index
                 break
-            if score != self._score(index):
-                self.enter(skipped.pop())
         self._put_back(skipped)
         return found
 
@@ -102,9 +113,10 @@ class EvictionOrder:
         return old
 
     def _score(self, index: int) -> int:
-        cell = self._cells[index]
-        return int(cell["last_use"]) + (0 if cell["superseded"] else _SUPERSEDED)
+        last_use, _, is_superseded = USES.unpack_from(self._raw, index * CELL_BYTES + USES_OFFSET)
+        return int(last_use) + (0 if is_superseded else _SUPERSEDED)
 
     def _pack(self, score: int, index: int) -> int:
-        depth = _MAX_POSITION - int(self._cells["position"][index])
+        (position,) = POSITION.unpack_from(self._raw, index * CELL_BYTES + POSITION_OFFSET)
+        depth = _MAX_POSITION - int(position)
         return score << 2 * _WORD | depth << _WORD | index

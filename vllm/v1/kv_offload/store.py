@@ -27,7 +27,6 @@ from vllm.v1.kv_offload.cells import (
     EMPTY_HEAD,
     PAGE_BYTES,
     USES_OFFSET,
-    Cells,
     ObjectKind,
 )
 from vllm.v1.kv_offload.file_calls import FileCalls
@@ -447,7 +446,7 @@ class ObjectStore:
             placed = self._place(reservations)
             buried = dict(self._dying)
             uses = list(self._uses)[:_MAX_USES]
-            changes = [(index * CELL_BYTES, cell.tobytes()) for _, index, cell in placed]
+            changes = [(index * CELL_BYTES, cell) for _, index, cell in placed]
             changes += [(index * CELL_BYTES, EMPTY_HEAD) for index in buried]
             changes += [
                 (index * CELL_BYTES + USES_OFFSET, self._table.uses_of(index))
@@ -500,8 +499,8 @@ class ObjectStore:
         self._reserved.pop(reservation.spec.key, None)
         self._note(LOST, reservation.spec.key)
 
-    def _place(self, reservations: Sequence[Reservation]) -> list[tuple[Reservation, int, Cells]]:
-        placed: list[tuple[Reservation, int, Cells]] = []
+    def _place(self, reservations: Sequence[Reservation]) -> list[tuple[Reservation, int, bytes]]:
+        placed: list[tuple[Reservation, int, bytes]] = []
         taken = set(self._dying)
         for reservation in reservations:
             index = self._table.choose_cell(reservation.spec.key, taken)
@@ -537,8 +536,13 @@ class ObjectStore:
 
     # ---- giving up ---------------------------------------------------------------------------
 
-    def make_room(self) -> None:
-        """Grow, or evict, until what was last refused fits and some is free ahead."""
+    def make_room(self, *, may_wait: bool = False) -> None:
+        """Grow, or evict, until what was last refused fits and some is free ahead.
+
+        Args:
+            may_wait: Whether room that nobody was refused may be made by the commit of what is on
+                its way: one sync less.
+        """
         with self._lock:
             if not (self.is_ready and self.is_writable):
                 return
@@ -546,10 +550,12 @@ class ObjectStore:
             if wanted <= 0 and not self._dying:
                 return
             num_slots = self._num_slots
+            comes_later = may_wait and not self._wants_room and bool(self._reserved)
         if wanted > 0 and self._may_grow and num_slots < self.shape.max_slots:
             self._grow(wanted)
             self._wants_room = 0
-        self.commit(())
+        if not comes_later:
+            self.commit(())
 
     def _num_ahead(self) -> int:
         return max(self._wants_room, int(self._ahead), self.shape.max_slots // _AHEAD_SHARE)
@@ -600,12 +606,13 @@ class ObjectStore:
 
     def _bury(self, index: int, why: str = GONE) -> int:
         """Empty a cell; its slots are free once that is on the disk."""
+        extent = self._table.describe(index).extent
         if self._log is not None:
-            self._log.note(why, self._table.describe(index).extent.key)
-        self._live_bytes -= int(self._table.cells["length"][index])
-        self._num_by_kind[int(self._table.cells["kind"][index])] -= 1
+            self._log.note(why, extent.key)
+        self._live_bytes -= extent.num_bytes + SEAL_BYTES
+        self._num_by_kind[extent.key.kind] -= 1
         if len(self._removed) < _MAX_GHOSTS:
-            self._removed.append(self._table.describe(index).extent.key)
+            self._removed.append(extent.key)
         slots = self._table.remove(index)
         self._dying[index] = slots
         self._uses.pop(index, None)

@@ -88,12 +88,21 @@ def _digest(
     total = sum(path.stat().st_size for path in paths)
     done, parts = 0, []
     has_news = False
+
+    def remember() -> None:
+        if memory is not None and has_news:
+            kept = dict(list(known.items())[-_MAX_FILES:])
+            kept = {stamp: said for stamp, said in kept.items() if not said.endswith("-changing")}
+            DiskFiles().replace(memory, json.dumps(kept).encode())
+
     for path in sorted(paths):
         stamp = _stamp(path)
         digest = known.get(stamp)
         if digest is None:
             found = _digest_file(path, done, total, note_progress, stop)
             if found is None:
+                # The next start goes on behind the files that were read.
+                remember()
                 return None
             # Changed while it was read: neither remembered nor right, so the answer is of no use.
             digest = found if _stamp(path) == stamp else found + "-changing"
@@ -102,10 +111,7 @@ def _digest(
         known[stamp] = digest
         done += path.stat().st_size
         parts.append(f"{path.name}:{digest}")
-    if memory is not None and has_news:
-        kept = dict(list(known.items())[-_MAX_FILES:])
-        kept = {stamp: value for stamp, value in kept.items() if not value.endswith("-changing")}
-        DiskFiles().replace(memory, json.dumps(kept).encode())
+    remember()
     return xxhash.xxh3_128_hexdigest("\n".join(parts).encode())
 
 

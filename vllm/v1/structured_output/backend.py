@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.structured_output.grammar import shorten
+from vllm.v1.structured_output.grammar import Grammar, shorten
 from vllm.v1.structured_output.grammar_text import make_grammar_text
 from vllm.v1.structured_output.limits import (
     find_named_parts,
@@ -116,7 +116,7 @@ class Backend:
         """Write one mask of each grammar."""
         address, row_bytes = bits.ctypes.data, bits.strides[0]
         is_small = len(work) * bits.shape[1] * BITS < _MIN_PARALLEL_BITS
-        branching: list[tuple[LLMatcher, int]] = []
+        branching: list[tuple[Grammar, int]] = []
         for grammar, row, _ in work:
             token_id = grammar.find_forced()
             if token_id is not None:
@@ -126,10 +126,14 @@ class Backend:
             if is_small:
                 # At once: what the matcher reads is in the processor's cache now.
                 grammar.matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
+                grammar.note_failure()
             else:
-                branching.append((grammar.matcher, row))
+                branching.append((grammar, row))
         if branching:
-            fill_next_token_bitmask_par(self._executor, branching, bits)
+            matchers = [(grammar.matcher, row) for grammar, row in branching]
+            fill_next_token_bitmask_par(self._executor, matchers, bits)
+            for grammar, _ in branching:
+                grammar.note_failure()
 
 
 def _alone(params: StructuredOutputsParams, part: Mapping[str, Any]) -> StructuredOutputsParams:

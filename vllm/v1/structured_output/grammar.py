@@ -33,7 +33,7 @@ class Grammar:
     def __init__(self, compiled: LLMatcher, end_ids: frozenset[int]) -> None:
         self._matcher = compiled.deep_copy()
         self._end_ids = end_ids
-        self._has_ended = False
+        self._has_ended = self._has_failed = False
         # The only tokens that can follow what the matcher knows, and how many the answer has.
         self._forced: list[int] = []
         self._num_taken = 0
@@ -45,7 +45,7 @@ class Grammar:
     @property
     def is_open(self) -> bool:
         """Whether it says what may follow; not so once the answer has ended, or the grammar."""
-        return not (self._has_ended or self._matcher.is_error())
+        return not (self._has_ended or self._has_failed)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -81,6 +81,10 @@ class Grammar:
         """
         self._mask = bits, row
 
+    def note_failure(self) -> None:
+        """See whether the matcher failed at a mask; asked while it is in the processor's cache."""
+        self._has_failed = self._matcher.is_error()
+
     def forget_mask(self) -> None:
         """Ask the matcher of the next token: its mask says more than the grammar."""
         self._mask = None
@@ -89,7 +93,7 @@ class Grammar:
         """Return another that stands where this one does, and goes its own way."""
         # The library takes back tokens that a grammar names by id one byte short: so copies.
         made = type(self)(self._matcher, self._end_ids)
-        made._has_ended = self._has_ended
+        made._has_ended, made._has_failed = self._has_ended, self._has_failed
         made._forced, made._num_taken = self._forced, self._num_taken
         made._untold = self._untold.copy()
         return made
@@ -118,7 +122,8 @@ class Grammar:
         if not self._tell():
             return False
         self._has_ended = token_id in self._end_ids and self._matcher.is_accepting()
-        return self._has_ended or self._matcher.consume_token(token_id)
+        self._has_failed = not (self._has_ended or self._matcher.consume_token(token_id))
+        return not self._has_failed
 
     def _tell(self) -> bool:
         """Tell the matcher what it has not heard of; False if it cannot go on."""
@@ -127,7 +132,8 @@ class Grammar:
             taken += self._untold
             self._untold = []
         self._forced, self._num_taken = [], 0
-        return not taken or self._matcher.consume_tokens(taken)
+        self._has_failed |= bool(taken) and not self._matcher.consume_tokens(taken)
+        return not self._has_failed
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         """Return the first of these tokens that the grammar allows one after another."""

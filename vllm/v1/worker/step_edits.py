@@ -71,4 +71,7 @@ def _find_grammar_rows(
         row += count
     if not rows:
         return None
-    return np.array(rows, dtype=np.int64), masks.bits[sources]
+    bits = masks.bits
+    # Mostly all of them, in their order.
+    is_whole = sources == list(range(len(bits)))
+    return np.array(rows, dtype=np.int64), bits if is_whole else bits[sources]

@@ -47,6 +47,7 @@ def parse(raw: dict[str, Any]) -> Any:
         (qwen3(layer_types=["sliding_attention"] * 3), "no window is set"),
         (qwen3_moe(num_experts_per_tok=9), "num_experts_per_tok is 9"),
         (qwen3_5(output_gate_type="tanh"), "'tanh'"),
+        (qwen3_5(attn_output_gate=False), "attn_output_gate"),
         (qwen3_5(layer_types=["sliding_attention"] * 4), "'sliding_attention'"),
         (qwen3_5(linear_num_value_heads=3), "linear_num_key_heads is 2"),
         (qwen3_5(linear_conv_kernel_dim=1), "linear_conv_kernel_dim is 1"),

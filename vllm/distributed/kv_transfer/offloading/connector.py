@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_DRAIN_S = 2.0
+# For what waits to be written, the opening of the folder included: a script may end before its
+# weights were digested. A front end gives its engine core 5 s to end.
+_DRAIN_S = 4.0
 # Another server that has the folder writes its hash root within moments.
 _MARKER_S = 5.0
 _MARKER_POLL_S = 0.01

@@ -287,7 +287,7 @@ class StoreKeeper:
 
     def _make_room(self) -> None:
         if self.store is not None:
-            self.store.make_room()
+            self.store.make_room(may_wait=True)
 
     def _remember(self, name: str, data: bytes) -> None:
         if self._folder is not None and self.path is not None and not self._folder.read_only:

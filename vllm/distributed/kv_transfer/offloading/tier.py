@@ -34,6 +34,7 @@ from vllm.distributed.kv_transfer.offloading.tracking import NOT_WORTH, Candidat
 from vllm.distributed.kv_transfer.offloading.viewing import find_disk_state, view_tier
 from vllm.distributed.kv_transfer.offloading.warming import WARM_FILE, Warming
 from vllm.distributed.kv_transfer.offloading.write_gate import WriteGate
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.cells import ObjectKind
 from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.records import Extent, ObjectSpec, Reservation, StoredObject
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.request import Request
+
+logger = init_logger(__name__)
 
 # Copied out of the pool and not on the disk yet.
 _MAX_QUEUED_BYTES = 64 << 20
@@ -140,6 +143,7 @@ class Tier:
         self._step: tuple[float, int, int] | None = None
         # Whether what the folder remembers was taken over.
         self._is_open = False
+        self._is_ending = False
         self._knows_size = False
         self._clock: Callable[[], float] = time.monotonic
 
@@ -184,9 +188,13 @@ class Tier:
 
     def has_pending_work(self) -> bool:
         """Whether a step has something to do, or to hear, although no request runs."""
-        if self._loading or self._orders.cancelled or self.warming.is_busy:
+        if self._loading or self._orders.cancelled:
+            return True
+        if self.warming.is_busy and not self._is_ending:
             return True
         store = self.store
+        if self._is_opening and self._is_ending:
+            return self._has_computed
         if self._is_opening and self._settings.warm:
             assert self.keeper is not None
             return not self.keeper.is_digesting
@@ -206,8 +214,14 @@ class Tier:
         waits = self._for_disk or self._gate.has_work
         return bool(self._writing or waits or self.keeper.num_uncommitted)
 
+    @property
+    def _has_computed(self) -> bool:
+        """Whether something waits for the folder to be opened."""
+        return bool(self.tracker.has_ended or self.tracker.waiting or self._for_disk)
+
     def begin_drain(self) -> None:
-        """Write what was held back: the engine stops."""
+        """Write what was held back, and nothing else: the engine stops."""
+        self._is_ending = True
         self._gate.end()
 
     def _is_pool_short(self) -> bool:
@@ -298,6 +312,8 @@ class Tier:
             self.warming.open(self.keeper.recall(WARM_FILE))
             if (known := self.keeper.recall(BUDGET_FILE)) is not None:
                 self._gate.budget.resume(known.decode(errors="replace"))
+        if self._is_ending:
+            return
         if self.warming.is_busy and len(self._loading) < _MAX_RESTORES:
             self.warming.begin(self._tiers, self._order_restore)
 
@@ -636,6 +652,12 @@ class Tier:
     def close(self) -> None:
         """Write down what was measured, and let go of the folder."""
         if self.keeper is not None:
+            if self._is_opening and self._has_computed:
+                logger.warning(
+                    "The engine stopped before the prefix cache on disk was open: what was "
+                    "computed is not kept. The digest of the weights goes on at the next start, "
+                    "behind the files that were read."
+                )
             if (news := self.warming.take_news(is_last=True)) is not None:
                 self.keeper.remember(WARM_FILE, news)
             self._remember_budget()

@@ -7,19 +7,16 @@ Outputs lie in lanes, 64 to a panel; a word is two inputs of one output, the eve
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Sequence
 
 import torch
 
-from vllm.model_executor.layers.quantization.panels import view_as
+from vllm.model_executor.layers.quantization.panels import allocate, view_as
 from vllm.model_executor.layers.quantization.storages import WholeInputs
 from vllm.v1.attention.ops.stored import PANEL, RowSource
 
 BLOCK = 32
 """Inputs of a block; a panel is whole blocks, filled up with zeros."""
-
-_HUGE_PAGE_BYTES = 2 << 20
 
 
 class Bf16Panels(WholeInputs):
@@ -33,7 +30,7 @@ class Bf16Panels(WholeInputs):
         self.num_rows, self.num_columns = weight.shape
         num_panels = -(-self.num_rows // PANEL)
         num_blocks = -(-self.num_columns // BLOCK)
-        self.words = _allocate_words(num_panels, num_blocks * BLOCK // 2)
+        self.words = allocate((num_panels, num_blocks * BLOCK // 2, PANEL), torch.int32)
         rest = num_blocks * BLOCK - self.num_columns
         whole = self.num_rows // PANEL
         for panel in range(num_panels):
@@ -58,22 +55,6 @@ class Bf16Panels(WholeInputs):
         rows = self.words[first:last].transpose(1, 2).flatten(0, 1)
         rows = rows[start - first * PANEL : stop - first * PANEL]
         out.copy_(view_as(rows, torch.bfloat16)[:, : self.num_columns])
-
-
-def _allocate_words(num_panels: int, num_pairs: int) -> torch.Tensor:
-    """Returns uninitialised int32 [panels, pairs, 64]: in huge pages, if it fills one.
-
-    A product reads a matrix from end to end, and every small page on the way is looked up.
-    """
-    count = num_panels * num_pairs * PANEL
-    if 4 * count < _HUGE_PAGE_BYTES:
-        return torch.empty((num_panels, num_pairs, PANEL), dtype=torch.int32)
-    # Private: shared memory has no huge pages unless the whole system is set so.
-    memory = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    words = torch.frombuffer(memory, dtype=torch.int32, count=count)
-    return words.view(num_panels, num_pairs, PANEL)
 
 
 class PackedWeights:

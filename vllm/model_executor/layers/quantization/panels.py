@@ -15,6 +15,9 @@ checkpoint has, so that nothing but the padding is added to its bytes.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +54,7 @@ _E8M0_NAN = 255
 _MOST_BYTE_INPUTS = 1 << 17
 # A sum of so many products of bytes is a whole number of 32 bits.
 _LEAST_PEAK = 1e-30
+_HUGE_PAGE_BYTES = 2 << 20
 _BYTE_MAX = 127
 
 
@@ -232,7 +236,7 @@ class PackedRows:
             scales=self.scales.in_panels(),
             offsets=None if offsets is None else offsets.in_panels(),
             has_zeros=offsets is not None and offsets.are_zeros,
-            order=self.order,
+            order=None if self.order is None else self.order[None],
             group=self.group,
             inputs=self.inputs,
             out_size=self.num_rows,
@@ -281,11 +285,32 @@ def round_to_bytes(x: torch.Tensor) -> torch.Tensor:
     return torch.where(peaks.isfinite(), rounded, torch.nan)
 
 
+def allocate(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return an uninitialised tensor: in huge pages, if it is a processor's and fills one.
+
+    A product reads a matrix from end to end, and every small page on the way is looked up.
+    """
+    count = math.prod(shape)
+    num_bytes = count * dtype.itemsize
+    is_near = device is None or device.type == "cpu"
+    if not is_near or num_bytes < _HUGE_PAGE_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    # Private: shared memory has no huge pages unless the whole system is set so.
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel that was built without huge pages refuses the advice; small ones serve as well.
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
 def pack_panels(rows: torch.Tensor) -> torch.Tensor:
     """Return [rows, n] as [panels, n, 64], the last panel filled up with zeros."""
     num_rows, width = rows.shape
     num_panels = -(-num_rows // PANEL)
-    packed = torch.empty((num_panels, width, PANEL), dtype=rows.dtype, device=rows.device)
+    packed = allocate((num_panels, width, PANEL), rows.dtype, rows.device)
     whole = num_rows // PANEL
     packed[:whole] = rows[: whole * PANEL].reshape(whole, PANEL, width).transpose(1, 2)
     if whole < num_panels:
