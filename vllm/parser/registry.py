@@ -183,8 +183,6 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
         return ParserChoice(_HARMONY_REASONING, _HARMONY_TOOLS)
     tools = _first_in(template, _TOOLS_OF_TEMPLATE)
     reasoning = _first_in(template, _REASONING_OF_TEMPLATE)
-    if model_type == "deepseek_v4" and tools in (NONE, "deepseek_v4"):
-        return ParserChoice("deepseek_v4", "deepseek_v4")
     if not template and model_type.startswith("gemma4"):
         return ParserChoice("gemma4", "gemma4")
     if tools == "hermes" and model_type.startswith("qwen"):
@@ -197,6 +195,8 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
         tools = "pythonic"
     if tools == NONE and "tools" in template and _LLAMA_CALL.search(template):
         tools = "llama3_json"
+    if model_type == "deepseek_v4" and tools in (NONE, "deepseek_v4"):
+        return ParserChoice("deepseek_v4", "deepseek_v4")
     return ParserChoice(reasoning, tools)
 
 

@@ -248,6 +248,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": 3}}, "output_config.effort"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json"}}}, "output_config.format"),
+    ({"output_format": {"type": "json"}}, "output_format must be"),
     ({"cache_control": {"type": "eternal"}}, "cache_control"),
     ({"container": "c"}, "container"),
     ({"mcp_servers": [{}]}, "mcp_servers"),

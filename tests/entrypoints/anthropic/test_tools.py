@@ -37,6 +37,12 @@ def test_malformed_tools(tool: Any) -> None:
         convert_tools([tool])
 
 
+@pytest.mark.parametrize("name", ["name", "description"])
+def test_a_malformed_tool_is_named_as_it_was_sent(name: str) -> None:
+    with pytest.raises(UserInputError, match=rf"tools\[1\]\.{name} must be"):
+        convert_tools([LOOK, {**LOOK, name: 5}])
+
+
 @pytest.mark.parametrize("kind", ["bash_20250124", "web_search_20250305", "computer_20250124"])
 def test_tools_of_anthropics_are_refused_by_name(kind: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=kind):

@@ -122,6 +122,7 @@ def make_answer_request(
             "messages",
         )
     effort, response_format = read_output_config(body.output_config, body.output_format)
+    names = {**FIELD_NAMES, "response_format": _name_format(body.output_config, body.output_format)}
     switches = {"thinking": thinking.is_on, "enable_thinking": thinking.is_on}
     options = ChatOptions(
         add_generation_prompt=not chat.continues,
@@ -148,7 +149,13 @@ def make_answer_request(
         response_format=response_format,
         thinking_token_budget=thinking.budget,
     )
-    return AnswerRequest(task, sampling, FIELD_NAMES, body.max_tokens)
+    return AnswerRequest(task, sampling, names, body.max_tokens)
+
+
+def _name_format(config: Mapping[str, Any] | None, output_format: Any) -> str:
+    """Return the field that asks for a format."""
+    is_older = output_format is not None and "format" not in (config or {})
+    return "output_format" if is_older else FIELD_NAMES["response_format"]
 
 
 def read_output_config(
@@ -171,8 +178,8 @@ def read_output_config(
         return effort, None
     schema = wanted.get("schema") if isinstance(wanted, Mapping) else None
     if not isinstance(schema, Mapping) or wanted.get("type") != "json_schema":
+        field = _name_format(config, output_format)
         raise UserInputError(
-            'output_config.format must be {"type": "json_schema", "schema": {...}}.',
-            "output_config",
+            f'{field} must be {{"type": "json_schema", "schema": {{...}}}}.', field.split(".")[0]
         )
     return effort, {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.tokenizers.chat_tools import make_tool
 
 
 def convert_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]] | None:
@@ -33,6 +34,7 @@ def _convert_tool(where: str, tool: Any) -> dict[str, Any]:
     for name in ("description", "strict"):
         if tool.get(name) is not None:
             function[name] = tool[name]
+    make_tool(where, function)  # checked here, where it has this API's place
     return {"type": "function", "function": function}
 
 

@@ -436,6 +436,9 @@ async def test_hosted_tools_are_left_out_and_named(served: Served) -> None:
     assert "image_generation" not in prompt_of(served)
     only = {"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "auto"}
     assert (await served.client.post(URL, json=only)).status_code == 200
+    nameless = {"input": "x", "tools": [{"type": "web_search"}, {"type": "function"}]}
+    error = (await served.client.post(URL, json=nameless)).json()["error"]
+    assert error["message"].startswith("tools[1].name must be")
 
 
 @pytest.mark.parametrize("streams", [False, True])

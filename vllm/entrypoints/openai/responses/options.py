@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from vllm.entrypoints.openai.pipeline.single_answer import check_single
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.tokenizers.chat_tools import make_tool
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDE_SEALED_REASONING = "reasoning.encrypted_content"
@@ -115,6 +116,7 @@ def _chat_tool(where: str, tool: Any) -> dict[str, Any]:
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     if "name" not in function and isinstance(tool.get("function"), Mapping):
         _refuse(where, "is spelled as for chats: put name and parameters beside type", "tools")
+    make_tool(where, function)  # checked here, where it has this API's place
     return {"type": "function", "function": function}
 
 
