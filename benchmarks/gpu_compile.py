@@ -136,7 +136,7 @@ class Compiler:
     ) -> None:
         """Compile a kernel for these arguments, once; as the first launch of it would."""
         described = " ".join(
-            [*(f"{name}={value}" for name, value in options.items()), *map(_describe, args)]
+            [*(f"{name}={value}" for name, value in options.items()), *map(describe_arg, args)]
         )
         key = f"{kernel.__name__} {described}"
         if key in self.compiled or key in self.failed:
@@ -159,7 +159,7 @@ class Compiler:
         self.compiled[key] = found
 
 
-def _describe(arg: Any) -> str:
+def describe_arg(arg: Any) -> str:
     """Returns what a launch's key has of an argument."""
     if isinstance(arg, torch.Tensor):
         return "*" + str(arg.dtype).removeprefix("torch.")

@@ -71,7 +71,10 @@ FORMS = (*_FORMS, "fp8", "nvfp4")
 
 
 def check_packed(
-    device: torch.device, rows: int, bounds: dict[torch.dtype, float]
+    device: torch.device,
+    rows: int,
+    bounds: dict[torch.dtype, float],
+    say: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Compares products with the CPU's by the decoded matrix.
 
@@ -79,6 +82,7 @@ def check_packed(
         device: The GPU, or the CPU where kernels are interpreted.
         rows: Outputs of the matrices.
         bounds: Type of the inputs -> relative distance that is right.
+        say: Takes what is known after each form.
     """
     found: dict[str, Any] = {}
     wrong: dict[str, str] = {}
@@ -101,11 +105,14 @@ def check_packed(
                 found[case] = distance = float((got - expected).norm() / expected.norm())
                 if not distance <= bound:
                     wrong[case] = f"off by {distance}"
+        say({**found, "wrong": wrong})
     return {**found, "wrong": wrong}
 
 
 def bench_packed(
-    device: torch.device, measure: Callable[[Callable[[], Any]], float]
+    device: torch.device,
+    measure: Callable[[Callable[[], Any]], float],
+    say: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Measures products of 8192 x 8192; returns GB/s of codes, or TFLOP/s of many rows."""
     size, linear = 8192, get_triton_op("stored_linear")
@@ -121,4 +128,5 @@ def bench_packed(
                 if count > 64
                 else {"gb_per_s": 1e-9 * num_bytes / seconds}
             )
+        say(found)
     return found

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from vllm.v1.attention.ops.triton.launch import launching_by, run_kernel
 
@@ -33,6 +33,10 @@ _READS_OF_TENSORS = {
 }
 
 
+# Whose objects keep tensors that are no parameters.
+_STORED_MATRICES = "vllm.model_executor.layers.quantization."
+
+
 class HostReadError(AssertionError):
     """A step waited for the device."""
 
@@ -47,6 +51,44 @@ class NoHostReads(TorchFunctionMode):
         if func in _READS_OF_TENSORS:
             raise HostReadError(f"{func.__name__} waits for the device")
         return func(*args, **(kwargs or {}))
+
+
+class NoWaits(TorchDispatchMode):
+    """Refuses operators that wait for the device, and new tensors of the host's values."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator that the host does not wait for."""
+        if func in _READS_OF_OPERATORS or func is _aten.lift_fresh.default:
+            raise HostReadError(f"{func} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+class Guarded:
+    """A model whose host waits for the device in no step.
+
+    Args:
+        model: The model; what else it has is its own.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        """Run a step as the model does."""
+        with launching_by(_run_unguarded), NoHostReads(), NoWaits():
+            streams: torch.Tensor = self._model(*arguments)
+        return streams
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _run_unguarded(kernel: Any, grid: Any, args: Any, options: Any) -> None:
+    """What the interpreter does is no wait."""
+    with _disable_current_modes():
+        run_kernel(kernel, grid, args, options)
 
 
 def find_tensors(node: Any) -> Iterator[torch.Tensor]:
@@ -68,6 +110,8 @@ def find_tensors(node: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(node) and not isinstance(node, type):
         for field in dataclasses.fields(node):
             yield from find_tensors(getattr(node, field.name))
+    elif type(node).__module__.startswith(_STORED_MATRICES):
+        yield from find_tensors(vars(node))
 
 
 def _sides(func: Any) -> list[Any]:

@@ -13,9 +13,12 @@ from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.model_executor.models.decoder.reference import build_hf_model, published_tensors
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
+from vllm.assets.published_spelling import Spelling
+from vllm.assets.quantise import quantise_checkpoint
 from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.model_executor.models.decoder.feed_forward import ExpertBank
 from vllm.platforms.resolve import get_current_platform
+from vllm.v1.attention.ops import reference
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +74,7 @@ def test_a_decoder_answers_as_on_a_cpu(
 
 SMALL = {
     "hidden_size": 64,
-    "moe_intermediate_size": 64,
+    "moe_intermediate_size": 48,
     "intermediate_size": 96,
     "num_hidden_layers": 1,
 }
@@ -83,9 +86,9 @@ W8A8 = Format("int8", 8, 0, scale_type=torch.float32, rounds_inputs=True)
     [
         ("qwen3", FORMATS["gptq-order"]),
         ("llama", W8A8),
-        ("qwen3-moe", FORMATS["w4a16-asymmetric"]),
+        ("qwen3-moe", FORMATS["gptq-order"]),
     ],
-    ids=["gptq", "w8a8", "experts"],
+    ids=["gptq", "w8a8", "experts in orders of their own"],
 )
 def test_a_packed_checkpoint_is_served_as_it_is(
     family: str,
@@ -108,9 +111,21 @@ def test_a_packed_checkpoint_is_served_as_it_is(
     assert answers[-1][1] == 32
 
 
-def test_deepseek_v4_answers_as_on_a_cpu(run: Callable[..., Answers], tmp_path: Path) -> None:
+def test_deepseek_v4_answers_as_on_a_cpu(
+    run: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny_checkpoint.tiny_config()
-    tiny_checkpoint.write_checkpoint(tmp_path, config, tiny_checkpoint.make_tensors(config))
-    answers = run(tmp_path, "cuda-reference", 32)
-    assert answers == run(tmp_path, "cpu", 32)
+    source = tmp_path / "plain"
+    source.mkdir()
+    tiny_checkpoint.write_checkpoint(source, config, tiny_checkpoint.make_tensors(config))
+    # As it is released: FP8, its experts FP4.
+    folder = tmp_path / "published"
+    quantise_checkpoint(source, folder, Spelling())
+    answers = run(folder, "cpu", 32)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("experts are multiplied one by one")
+
+    monkeypatch.setattr(reference, "mix_expert_products", refuse)
+    assert run(folder, "cuda-reference", 32) == answers
     assert answers[-1][1] == 32

@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 from tests.accelerators.comparing import assert_near
 from tests.accelerators.test_elementwise import random
 from tests.native.test_panels import CASES, decode, make_packed
+from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
+from vllm.model_executor.layers.quantization.panels import PackedRows
+from vllm.model_executor.layers.quantization.stacking import stack_stored
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
     PlainRows,
     StackedRows,
 )
+from vllm.v1.attention.ops import decoder
 from vllm.v1.attention.ops import stored_products as by_torch
-from vllm.v1.attention.ops.stored import CodeKind, Inputs
+from vllm.v1.attention.ops.stored import CodeKind, GatedExperts, Inputs, RowSource
 from vllm.v1.attention.ops.triton.registry import get_triton_op
 
 pytestmark = pytest.mark.slow
@@ -120,6 +124,64 @@ def test_groups(num_inputs: int) -> None:
         x = random(6, num_inputs, 3, 64)
         expected = by_torch.stored_grouped_linear(x, source, 3)
         assert_near(grouped_linear(x, source, 3), expected)
+
+
+def pack(source: PackedRows) -> PackingStorage:
+    storage = PackingStorage(source.num_rows, source.num_columns, {}, lambda _: None)  # type: ignore[arg-type,return-value]
+    storage._packed = source
+    return storage
+
+
+def make_experts(form: str, height: int, seed: int) -> list[RowSource]:
+    """Returns an expert's [height, 64], [height, 64] and [64, height]."""
+    matrices: list[RowSource] = []
+    for index, (rows, width) in enumerate([(height, 64), (height, 64), (64, height)]):
+        number = seed + index
+        if form == "fp8":
+            fp8 = Fp8Blocks(rows, width, (8, 32), random(number, rows // 8, -(-width // 32)).abs())
+            fp8.codes.copy_(torch.randint(0, 126, fp8.codes.shape, dtype=torch.uint8))
+            matrices.append(fp8)
+        elif form == "fp4":
+            fp4 = Fp4Groups(rows, width, 8, random(number, rows, width // 8).abs())
+            fp4.codes.copy_(torch.randint(0, 256, fp4.codes.shape, dtype=torch.uint8))
+            matrices.append(fp4)
+        else:
+            is_ordered = form == "in order of weights"
+            own = make_packed(
+                "int4", rows, width, 8, "f16", "zeros", is_ordered=is_ordered, seed=number
+            )
+            matrices.append(pack(own))
+    return matrices
+
+
+@pytest.mark.parametrize("form", ["fp8", "fp4", "in order of weights", "of odd width"])
+def test_experts_of_any_storage_are_one_product(form: str) -> None:
+    num_experts, height = 3, 40
+    matrices = [make_experts(form, height, 10 * expert) for expert in range(num_experts)]
+    gates_and_ups = [matrix for own in matrices for matrix in own[:2]]
+    x, ids = random(1, 9, 64), torch.randint(0, num_experts, (9, 2))
+    weights = random(2, 9, 2).abs()
+
+    def run_expert(rows: torch.Tensor, expert: int) -> torch.Tensor:
+        gate, up, down = matrices[expert]
+        both = torch.cat([by_torch.stored_linear(rows, part) for part in (gate, up)], 1)
+        return by_torch.stored_linear(decoder.silu_and_mul(both), down)
+
+    expected = decoder.run_experts(x, ids, weights, run_expert)
+    gate_up = stack_stored(gates_and_ups, num_experts)
+    down = stack_stored([own[2] for own in matrices], num_experts)
+    assert gate_up is not None
+    assert down is not None
+    stacks = GatedExperts(gate_up, down, decoder.silu_and_mul)
+    assert_near(get_triton_op("run_experts")(x, ids, weights, run_expert, stacks), expected)
+    # The matrices lie in the stacks now.
+    assert torch.equal(decoder.run_experts(x, ids, weights, run_expert), expected)
+    assert len({own.untyped_storage().data_ptr() for own in find_codes(gates_and_ups)}) == 1
+
+
+def find_codes(sources: list[RowSource]) -> list[torch.Tensor]:
+    packed = [s.packed if isinstance(s, PackingStorage) else s for s in sources]
+    return [own.codes for own in packed if isinstance(own, PackedRows | Fp8Blocks | Fp4Groups)]
 
 
 def test_rows_of_any_storage() -> None:

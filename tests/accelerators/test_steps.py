@@ -1,12 +1,19 @@
 """Every family's steps on kernels that read pages, and decode steps as recorded graphs."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.accelerators.comparing import assert_near
-from tests.accelerators.graph_recorder import GraphRecorder, HostReadError, NoHostReads
+from tests.accelerators.graph_recorder import (
+    GraphRecorder,
+    Guarded,
+    HostReadError,
+    NoHostReads,
+)
 from tests.model_executor.models.decoder.building import build_model, make_harness
 from tests.model_executor.models.decoder.reference import (
     PARITY_CONFIGS,
@@ -25,8 +32,15 @@ from tests.model_executor.models.hf_reference import PARITY_CONFIGS as V4_CONFIG
 from tests.model_executor.models.hf_reference import build_hf_model as build_v4
 from tests.model_executor.models.hf_reference import published_tensors as v4_tensors
 from tests.model_executor.models.hf_reference import random_tokens
+from tests.model_executor.published import load_stored, write_published
+from vllm.assets.published_spelling import Spelling
 from vllm.gpu.decode_graphs import DecodeGraphs, choose_sizes
-from vllm.gpu.step_model import can_replay, make_gpu_step_model, make_graphed_step_model
+from vllm.gpu.step_model import (
+    can_replay,
+    make_gpu_step_model,
+    make_graphed_step_model,
+    stack_experts,
+)
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.v1.attention import entry_tables
 from vllm.v1.attention.entry_tables import LaidOutStep
@@ -49,7 +63,8 @@ def make_pair(raw: dict[str, Any], **kwargs: Any) -> tuple[PagedHarness, PagedHa
         tensors.pop("lm_head.weight", None)
     torch_harness = make_harness(build_model(saved, tensors), **kwargs)
     harness = make_harness(build_model(saved, tensors, ops=get_triton_op), **kwargs)
-    harness.steps = make_gpu_step_model(harness.model, harness.layout, harness.kv_caches, CPU)
+    steps = make_gpu_step_model(harness.model, harness.layout, harness.kv_caches, CPU)
+    harness.steps = replace(steps, model=Guarded(steps.model))
     return torch_harness, harness
 
 
@@ -156,19 +171,27 @@ def test_decode_graphs_replay_what_the_model_computes(name: str) -> None:
 
 def find_few_kernels(name: str) -> Op:
     """Returns what a graph needs of Triton, and the reference's op for the rest, which is fast."""
-    kernels = ("write_rows", "read_rows", "list_entries", "mix_experts")
+    kernels = ("write_rows", "read_rows", "list_entries", "run_experts", "stored_linear")
+    kernels += ("stored_grouped_linear", "read_stored_rows")
     return get_triton_op(name) if name in kernels else get_reference_op(name)
 
 
 def test_deepseek_v4s_decode_graphs_replay_what_the_model_computes(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(entry_tables, "_LEAST_LIMIT", 128)
-    raw = V4_CONFIGS["hc4-yarn-4-128"]
-    config = DeepseekV4Config.from_dict(raw)
-    tensors = v4_tensors(build_v4(raw, seed=7).state_dict())
-    expected = PagedHarness(build_v4_model(config, tensors))
-    harness = PagedHarness(build_v4_model(config, tensors, ops=find_few_kernels))
+    # As it is released: FP8, its experts FP4.
+    raw = {
+        **V4_CONFIGS["hc4-yarn-4-128"],
+        "num_hidden_layers": 3,
+        "compress_ratios": [0, 4, 128, 0],
+    }
+    spelling = Spelling(block_shape=(8, 16))
+    folder = write_published(raw, tmp_path, spelling)
+    expected = PagedHarness(load_stored(folder))
+    harness = PagedHarness(load_stored(folder, ops=find_few_kernels))
+    assert not can_replay(harness.model, harness.layout), "experts are multiplied one by one"
+    stack_experts(harness.model)
     recorder = GraphRecorder(harness.model, harness.kv_caches)
     assert can_replay(harness.model, harness.layout)
     harness.steps = make_graphed_step_model(
@@ -179,10 +202,10 @@ def test_deepseek_v4s_decode_graphs_replay_what_the_model_computes(
     prompts = [random_tokens(300, 1)[:140], random_tokens(300, 2)[:140]]
     pairs = [[own.add(prompt) for prompt in prompts] for own in (expected, harness)]
     for own, requests in zip((expected, harness), pairs, strict=True):
-        own.step([(requests[0], 126), (requests[1], 2)])
-    # In the second step the first request ends windows of 4 and of 128 tokens, the second its first
-    # of 4; then the first request is in the longer shape. One is filled up to two.
-    for batch in ([0, 1], [0, 1], [0], [1]):
+        own.step([(requests[0], 127), (requests[1], 3)])
+    # In the first step one request ends windows of 4 and of 128 tokens, the other its first of 4;
+    # then the first is in the longer shape, filled up to two.
+    for batch in ([0, 1], [0]):
         wanted, found = (
             own.step([(requests[index], 1) for index in batch])
             for own, requests in zip((expected, harness), pairs, strict=True)
@@ -202,6 +225,8 @@ def test_the_recorder_refuses_what_a_graph_would_get_wrong() -> None:
         recorder.capture(lambda: weight.nonzero(), ())
     with pytest.raises(HostReadError, match="tolist"), NoHostReads():
         weight.tolist()
+    with pytest.raises(HostReadError, match="lift_fresh"):
+        Guarded(lambda: torch.tensor([1.0]))()
     # A value that Python kept is the recorded one for ever; one in a buffer is not.
     buffer, kept = torch.zeros(3), [2.0]
     graph, result = recorder.capture(lambda: weight * buffer + kept[0], (buffer,))
@@ -226,5 +251,7 @@ def test_deepseek_v4_gives_the_references_logits() -> None:
     chunks = [64, 4, 1]
     expected = PagedHarness(build_v4_model(config, tensors)).run(token_ids, chunks)
     model = build_v4_model(config, tensors, ops=get_triton_op)
-    found = PagedHarness(model).run(token_ids, chunks)
+    harness = PagedHarness(model)
+    harness.steps = replace(harness.steps, model=Guarded(harness.steps.model))
+    found = harness.run(token_ids, chunks)
     assert_near(found, expected, 1e-4)

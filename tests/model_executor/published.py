@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.loader import load_model_weights, read_sto
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
-from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
 
 
 def plain_model(raw: dict[str, Any]) -> DeepseekV4ForCausalLM:
@@ -40,14 +40,16 @@ def write_published(
     return out
 
 
-def load_stored(folder: Path, dtype: torch.dtype = torch.float32) -> DeepseekV4ForCausalLM:
+def load_stored(
+    folder: Path, dtype: torch.dtype = torch.float32, ops: OpResolver = get_reference_op
+) -> DeepseekV4ForCausalLM:
     """Loads a checkpoint as the worker does: what is quantised stays so."""
     raw = json.loads((folder / "config.json").read_text())
     stored = read_stored_tensors(folder)
-    quantization = StoredWeights(stored, raw.get("quantization_config") or {})
+    quantization = StoredWeights(stored, raw.get("quantization_config") or {}, ops=ops)
     model = DeepseekV4ForCausalLM(
         DeepseekV4Config.from_dict(raw),
-        ops=get_reference_op,
+        ops=ops,
         dtype=dtype,
         device="cpu",
         quantization=quantization,

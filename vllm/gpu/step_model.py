@@ -139,13 +139,13 @@ def move_tables(model: Any) -> None:
 
 
 def stack_experts(model: Any) -> None:
-    """Moves each layer's packed experts into stacks: one product then takes all that were chosen.
+    """Moves each layer's stored experts into stacks: one product then takes all that were chosen.
 
     One by one they would have every step wait for the choice. A layer's experts are there twice
     while they are moved.
     """
     for module in model.modules():
-        if isinstance(module, ExpertBank | ClampedExperts):
+        if isinstance(module, ExpertBank | ClampedExperts | DeepseekV4MoE):
             module.stack_stored()
 
 

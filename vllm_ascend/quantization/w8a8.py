@@ -342,6 +342,12 @@ class W8A8Experts:
         self._shared = shared if isinstance(shared, GatedMatrices) else None
         self._plain_shared = shared if isinstance(shared, PlainGatedMatrices) else None
 
+    # From the start: its kernels group the rows by expert.
+    is_one_product = True
+
+    def stack(self) -> None:
+        """See ``QuantisedExperts``: they lie in stacks already."""
+
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from vllm.utils.math_utils import cdiv
+from vllm.utils.uploads import StagingBuffers
 from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.step_batch import ragged_arange
@@ -85,8 +86,7 @@ class EntryTables:
         max_tokens: Of a context.
         device: Where the tables are used.
 
-    Owns: the buffer on the device, and two of the host that take turns, so that a step can be laid
-    out while the one before is still being copied.
+    Owns: the buffer on the device, and those of the host that it is filled from.
     """
 
     def __init__(
@@ -96,12 +96,7 @@ class EntryTables:
         self._widths = [_most_blocks(group, max_tokens) for group in layout.groups]
         width = _NUM_BOUNDS + sum(1 + width for width in self._widths)
         self.buffer = torch.zeros((max_requests, width), dtype=torch.int64, device=device)
-        is_pinned = device.type == "cuda"
-        self._host_buffers = [
-            torch.zeros((max_requests, width), dtype=torch.int64, pin_memory=is_pinned)
-            for _ in range(2)
-        ]
-        self._turn = 0
+        self._staging = StagingBuffers((max_requests, width), torch.int64, device)
 
     def lay_out(self, slices: Sequence[RequestSlice], shape: DecodeShape) -> LaidOutStep:
         """Upload the tables of requests with a token each, filled up with rows of no request.
@@ -111,8 +106,7 @@ class EntryTables:
         """
         if slices:
             self._check_stored(slices)
-        self._turn ^= 1
-        buffer = self._host_buffers[self._turn][: shape.num_requests]
+        buffer = self._staging.take()[: shape.num_requests]
         host = buffer.numpy()
         host[:] = 0
         host[len(slices) :, 0] = -1
@@ -130,7 +124,7 @@ class EntryTables:
                 row[first] = table.base + skipped
                 row[first + 1 : first + 1 + len(ids)] = ids
                 first += 1 + width
-        self.buffer[: shape.num_requests].copy_(buffer, non_blocking=True)
+        self._staging.send(buffer, self.buffer[: shape.num_requests])
         return LaidOutStep(shape)
 
     def _check_stored(self, slices: Sequence[RequestSlice]) -> None:

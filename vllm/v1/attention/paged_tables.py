@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
+from vllm.utils.uploads import StagingBuffers
 from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED
@@ -206,8 +207,7 @@ class PagedTablesBuilder:
         width: Most values of a query.
         device: Where the kernels run.
 
-    Owns: the buffer on the device, and two of the host that take turns, so that a step can be laid
-    out while the one before is still being copied.
+    Owns: the buffer on the device, and those of the host that it is filled from.
     """
 
     def __init__(
@@ -223,8 +223,7 @@ class PagedTablesBuilder:
         self._prefill_queries = max(1, rows // group_size)
         self._has_states = any(group.state is not None for group in layout.groups)
         self._device_buffer = torch.zeros(0, dtype=torch.int32, device=device)
-        self._host_buffers = [torch.zeros(0, dtype=torch.int32)] * 2
-        self._turn = 0
+        self._staging = StagingBuffers((0,), torch.int32, device)
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -240,10 +239,8 @@ class PagedTablesBuilder:
             return
         size = 1 << (num_values - 1).bit_length()
         self._device_buffer = torch.zeros(size, dtype=torch.int32, device=self._device)
-        is_pinned = self._device.type == "cuda"
-        self._host_buffers = [
-            torch.zeros(size, dtype=torch.int32, pin_memory=is_pinned) for _ in range(2)
-        ]
+        # Copies from those before may not have been made yet: torch keeps pinned memory for them.
+        self._staging = StagingBuffers((size,), torch.int32, self._device)
 
     def __call__(
         self, slices: Sequence[RequestSlice], layout: CacheLayout, num_padded: int = 0
@@ -383,8 +380,8 @@ class PagedTablesBuilder:
         num_fixed = sum(sizes)
         num_values = num_fixed + sum(map(len, ids)) + 1
         self.reserve(num_values)
-        self._turn ^= 1
-        host = self._host_buffers[self._turn].numpy()
+        staged = self._staging.take()
+        host = staged.numpy()
         first = 0
         for part, size in zip(parts, sizes, strict=True):
             host[first : first + len(part)] = part
@@ -394,8 +391,7 @@ class PagedTablesBuilder:
             host[first : first + len(table)] = table
             first += len(table)
         host[first] = 0
-        used = self._device_buffer[:num_values]
-        used.copy_(self._host_buffers[self._turn][:num_values], non_blocking=True)
+        self._staging.send(staged[:num_values], self._device_buffer[:num_values])
         views = torch.split(self._device_buffer[:num_fixed], list(sizes))
         starts, counts, row_starts = views[:3]
         found = 3 + sum(_NUM_BOUNDS[group.kind] for group in self._layout.groups)

@@ -44,6 +44,13 @@ class QuantisedMatrix(Protocol):
 class QuantisedExperts(Protocol):
     """The routed experts of one layer and its shared expert, in a storage of their own."""
 
+    @property
+    def is_one_product(self) -> bool:
+        """Whether all routed experts are multiplied at once, whichever were chosen."""
+
+    def stack(self) -> None:
+        """Arrange the experts, loaded, so that they are one product where that can be had."""
+
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:

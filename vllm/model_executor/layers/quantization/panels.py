@@ -236,7 +236,7 @@ class PackedRows:
             scales=self.scales.in_panels(),
             offsets=None if offsets is None else offsets.in_panels(),
             has_zeros=offsets is not None and offsets.are_zeros,
-            order=self.order,
+            order=None if self.order is None else self.order[None],
             group=self.group,
             inputs=self.inputs,
             out_size=self.num_rows,

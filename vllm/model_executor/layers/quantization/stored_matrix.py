@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from vllm.model_executor.layers.quantization.stacking import stack_stored
 from vllm.model_executor.layers.quantization.storages import StackedRows, Storage
 from vllm.v1.attention.ops import reference
 from vllm.v1.attention.ops.registry import OpResolver
-from vllm.v1.attention.ops.stored import RowSource
+from vllm.v1.attention.ops.stored import GatedExperts, RowSource
 
 
 class StoredMatrix:
@@ -73,6 +75,8 @@ class StoredExpert:
 class StoredExperts:
     """A ``QuantisedExperts``; an expert is decoded when, and only when, a token chose it.
 
+    Stacked, the routed ones are one product, in the input's type.
+
     Args:
         prefix: Published prefix of the layer, with its dot, for messages.
         routed: The routed experts.
@@ -90,7 +94,9 @@ class StoredExperts:
         ops: OpResolver,
     ) -> None:
         self._prefix, self._limit = prefix, limit
-        self._linear = ops("stored_linear")
+        self._linear, self._run = ops("stored_linear"), ops("run_experts")
+        self._activate = partial(ops("limited_silu_and_mul"), limit=limit)
+        self._stacks: GatedExperts | None = None
         # The shared expert stands last, as in the plain stacks.
         self.experts = (*routed, shared)
         self._gate_up = tuple(StackedRows(expert.gate, expert.up) for expert in self.experts)
@@ -98,7 +104,11 @@ class StoredExperts:
     def __call__(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Map [T, D] to [T, D], in fp32 throughout."""
+        """Map [T, D] to [T, D]; unless they are stacked, in fp32 throughout."""
+        if self._stacks is not None:
+            routed = self._run(x, expert_ids, weights, self._run_expert, self._stacks)
+            output: torch.Tensor = routed.add_(self._run_expert(x, len(self.experts) - 1))
+            return output
         mixed = reference.mix_expert_products(
             x.float(),
             self._map_up,
@@ -109,6 +119,22 @@ class StoredExperts:
             self._limit,
         )
         return mixed.to(x.dtype)
+
+    @property
+    def is_one_product(self) -> bool:
+        """Whether all routed experts are multiplied at once, whichever were chosen."""
+        return self._stacks is not None
+
+    def stack(self) -> None:
+        """Move the routed experts, loaded, into stacks, if they are stored alike."""
+        routed = self.experts[:-1]
+        gate_up = stack_stored([own for e in routed for own in (e.gate, e.up)], len(routed))
+        down = stack_stored([expert.down for expert in routed], len(routed))
+        if gate_up is not None and down is not None:
+            self._stacks = GatedExperts(gate_up, down, self._activate)
+
+    def _run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        return self._map_down(self._activate(self._map_up(rows, expert)), expert)
 
     def _map_up(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         product: torch.Tensor = self._linear(rows, self._gate_up[expert])

@@ -12,11 +12,11 @@ from torch import nn
 
 from vllm.model_executor.layers.quantization import QuantisedMatrix
 from vllm.model_executor.layers.quantization.decode import decode_fp4_groups
-from vllm.model_executor.layers.quantization.stacking import stack_packed
+from vllm.model_executor.layers.quantization.stacking import stack_stored
 from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
 from vllm.model_executor.models.decoder.config import MXFP4_GROUP_SIZE, ClampedExpertsPlan
 from vllm.model_executor.models.decoder.step import ModelParts
-from vllm.v1.attention.ops.stored import FP4_GROUPS, GatedExperts, PanelStack, StoredStack
+from vllm.v1.attention.ops.stored import FP4_GROUPS, GatedExperts, MatrixStack, StoredStack
 
 # Values of a decoded tile: 1 MiB of fp32.
 _TILE_VALUES = 1 << 18
@@ -100,10 +100,10 @@ class PackedStack(nn.Module):
         """Maps [N, in] by one expert's matrix to [N, out]."""
         return self.matrices[expert](rows)
 
-    def as_stack(self) -> PanelStack | None:
-        """Moves the matrices, loaded, into a stack; None: they are not packed alike, or not yet."""
+    def as_stack(self) -> MatrixStack | None:
+        """Moves the matrices, loaded, into a stack; None: they are not stored alike, or not yet."""
         sources = [matrix.row_source for matrix in self.matrices]
-        return stack_packed(sources, len(sources)) if self.is_loaded else None
+        return stack_stored(sources, len(sources)) if self.is_loaded else None
 
     def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination; the experts have names of their own."""
@@ -172,7 +172,7 @@ class ClampedExperts(nn.Module):
         )
 
     def stack_stored(self) -> None:
-        """Moves packed experts into stacks that a kernel takes as one, if they are packed alike."""
+        """Moves stored experts into stacks that a kernel takes as one, if they are stored alike."""
         if isinstance(self.gate_up, PackedStack) and isinstance(self.down, PackedStack):
             self.gate_up.is_loaded = self.down.is_loaded = True
             self._experts = self._find_experts()

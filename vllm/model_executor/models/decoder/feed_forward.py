@@ -15,7 +15,7 @@ from vllm.model_executor.layers.linear import (
     TensorFactory,
 )
 from vllm.model_executor.layers.quantization import QuantisedMatrix
-from vllm.model_executor.layers.quantization.stacking import stack_packed
+from vllm.model_executor.layers.quantization.stacking import stack_stored
 from vllm.model_executor.layers.spread_experts import find_share, run_own_experts
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
 from vllm.model_executor.models.decoder.config import (
@@ -170,10 +170,10 @@ class ExpertBank(nn.Module):
         return ()
 
     def stack_stored(self) -> None:
-        """Moves packed experts into stacks that a kernel takes as one, if they are packed alike."""
+        """Moves stored experts into stacks that a kernel takes as one, if they are stored alike."""
         gate_ups = [matrix.row_source for own in self.stored for matrix in (own.gate, own.up)]
-        gate_up = stack_packed(gate_ups, len(self.stored))
-        down = stack_packed([own.down.row_source for own in self.stored], len(self.stored))
+        gate_up = stack_stored(gate_ups, len(self.stored))
+        down = stack_stored([own.down.row_source for own in self.stored], len(self.stored))
         if gate_up is not None and down is not None:
             self._experts = GatedExperts(gate_up, down, self._activate)
 

@@ -60,7 +60,14 @@ class DeepseekV4MoE(nn.Module):
     @property
     def is_one_product(self) -> bool:
         """Whether all experts are multiplied at once, whichever were chosen."""
-        return self._spread is None and self.quantised is None
+        if self._spread is not None:
+            return False
+        return self.quantised is None or self.quantised.is_one_product
+
+    def stack_stored(self) -> None:
+        """Moves quantised experts into stacks that a kernel takes as one, if they are alike."""
+        if self.quantised is not None:
+            self.quantised.stack()
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to [T, D]."""

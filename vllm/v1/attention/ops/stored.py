@@ -91,16 +91,18 @@ class PanelStack:
 
     Attributes:
         kind: What the codes are.
-        codes: int32 [E * panels, words, 64]; a word holds eight codes of four bits or four bytes,
-            of neighbouring inputs, the first lowest.
+        codes: int32 [E * parts * panels, words, 64]; a word holds eight codes of four bits or four
+            bytes, of neighbouring inputs, the first lowest.
         scales: The scales.
         offsets: The offsets or zero points, or None.
         has_zeros: Whether ``offsets`` are zero points.
-        order: int32 [in]: the input that the k-th code is of; None: the k-th.
+        order: int32 [E * parts, in]: the input that the k-th code is of; None: the k-th.
         group: Inputs under a scale; whole words.
         inputs: What the products' inputs are rounded to.
         out_size, in_size: Of one matrix.
         num_matrices: E.
+        num_parts: Parts of a matrix, one below the other and of one height: each begins with a
+            panel, whose lanes are filled up at its end, and has an order of its own.
     """
 
     kind: CodeKind
@@ -114,6 +116,12 @@ class PanelStack:
     out_size: int
     in_size: int
     num_matrices: int = 1
+    num_parts: int = 1
+
+    @property
+    def part_size(self) -> int:
+        """Outputs of a part."""
+        return self.out_size // self.num_parts
 
     def split(self, count: int) -> "PanelStack | None":
         """Returns one matrix as ``count`` of its rows each; None: panels would be cut."""

@@ -65,7 +65,7 @@ def _attend_keys_kernel(
     IS_CAUSAL: tl.constexpr,
 ):
     batch = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK_WIDTH)
     is_column = column < WIDTH
@@ -198,9 +198,9 @@ def _attend_shared_kernel(
     KEYS: tl.constexpr,
     HAS_MASK: tl.constexpr,
 ):
-    batch = tl.program_id(0).to(tl.int64)
-    # Rows are queries times heads.
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    # Rows are queries times heads; of the axes of a grid the first alone takes more than 65,535.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    batch = tl.program_id(1).to(tl.int64)
     query = row // HEADS
     head = row % HEADS
     column = tl.arange(0, BLOCK_WIDTH)
@@ -257,7 +257,7 @@ def attend(
         mask_strides = (spread.stride(0), spread.stride(1))
     launch(
         _attend_shared_kernel,
-        (num_batches, divide_up(num_rows, rows)),
+        (divide_up(num_rows, rows), num_batches),
         queries,
         keys,
         spread,

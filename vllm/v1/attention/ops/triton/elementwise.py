@@ -316,7 +316,7 @@ def clamped_glu_and_mul(gate_up: torch.Tensor, alpha: float, limit: float) -> to
 
 
 def clamped_silu_and_mul(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
-    """Returns silu(min(gate, limit)) * clamp(up, -limit, limit) of [N, gate | up]."""
+    """See ``decoder.limited_silu_and_mul``."""
     return _activate(gate_up, _CLAMPED_SILU, 0.0, limit)
 
 

@@ -282,6 +282,8 @@ def _panel_product_kernel(
     out_size,
     in_size,
     num_panels,
+    part_panels,
+    part_size,
     num_words,
     num_groups,
     num_scale_factors,
@@ -320,6 +322,7 @@ def _panel_product_kernel(
         row = row.to(tl.int64)
         lane = tl.arange(0, _PANEL)
         panel = (matrix * num_panels + tl.program_id(1)).to(tl.int64)
+        own_order = order + panel // part_panels * in_size
         sums = tl.zeros((ROWS, _PANEL), tl.float32)
         for first in range(0, num_words, WORDS):
             word = first + tl.arange(0, WORDS)
@@ -351,7 +354,7 @@ def _panel_product_kernel(
             mask = is_row[:, None] & is_column[None, :]
             source = column
             if HAS_ORDER:
-                source = tl.load(order + column, mask=is_column, other=0)
+                source = tl.load(own_order + column, mask=is_column, other=0)
             inputs = tl.load(x + row[:, None] * x_stride + source[None, :], mask=mask, other=0.0)
             if HAS_ZEROS:
                 # Whole numbers: the difference is exact.
@@ -374,8 +377,9 @@ def _panel_product_kernel(
                     values = values + offset[:, None, :]
                 weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(inputs.dtype)
                 sums += multiply(inputs, weights)
-        output = tl.program_id(1) * _PANEL + lane
-        is_output = output < out_size
+        output = tl.program_id(1) % part_panels * _PANEL + lane
+        is_output = output < part_size
+        output += tl.program_id(1) // part_panels * part_size
         if HAS_BIAS:
             added = tl.load(bias + matrix * out_size + output, mask=is_output, other=0.0)
             sums += added.to(tl.float32)[None, :]
@@ -434,7 +438,8 @@ def panel_product(
             words = _choose_words(stack, per_word, is_rounded=False)
     scales = _Numbers.of(stack.scales)
     offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
-    num_panels = divide_up(stack.out_size, PANEL)
+    part_panels = divide_up(stack.part_size, PANEL)
+    num_panels = stack.num_parts * part_panels
     if routing is None:
         num_pairs, num_chosen = len(x), 1
         rows = choose_rows_per_block(num_pairs, 1, is_invariant=is_invariant)
@@ -467,6 +472,8 @@ def panel_product(
         stack.out_size,
         stack.in_size,
         num_panels,
+        part_panels,
+        stack.part_size,
         stack.codes.shape[1],
         scales.num_groups,
         scales.num_factors,

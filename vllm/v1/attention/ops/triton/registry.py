@@ -157,7 +157,7 @@ TRITON_OPS: Mapping[str, TritonOp] = MappingProxyType(
         "run_experts": TritonOp(run_experts),
         "short_convolution": TritonOp(recurrent.short_convolution),
         "bounded_decay_logs": _torch("bounded_decay_logs", "of one family, not tried on a GPU"),
-        "limited_silu_and_mul": _torch("limited_silu_and_mul", "likewise"),
+        "limited_silu_and_mul": TritonOp(elementwise.clamped_silu_and_mul),
         "decay_logs": TritonOp(recurrent.decay_logs),
         "gated_delta_scan": TritonOp(recurrent.gated_delta_scan),
         "gated_rms_norm": TritonOp(recurrent.gated_rms_norm),
