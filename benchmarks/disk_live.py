@@ -1,12 +1,13 @@
 """Is any request slower for a cache on disk? A trace served with one and without, side by side.
 
-    python -m benchmarks.disk_live TRACE [--limit 120] [--scale 8] [--pool-mib 12] [--disk 1GiB]
+    python -m benchmarks.disk_live TRACE [--limit 120] [--skip 0] [--scale 8] [--pool-mib 12]
+        [--disk 1GiB]
 
 Two engines of the embedded model in one process, with pools of one size, of which one has a folder.
 Each request is asked of both, right after the other and in turns first, so that both see the same
-machine; one at a time, and the folder's writes of it end before the next. Of the trace those
-requests are taken whose second block another one has too: who begins like nobody else can hit
-nothing. Each block stands for ``512 / scale`` tokens; too long prompts are cut.
+machine; one at a time, and the folder's writes of it end before the next. Of the trace the first
+conversations of several requests are taken: those that have their second block in common. Each
+block stands for ``512 / scale`` tokens; too long prompts are cut.
 
 Prints one line: prompt tokens hit by each, requests that the disk gave something, and of these the
 seconds to the first token against those of the engine without a folder, by the clock and of a
@@ -30,13 +31,33 @@ from vllm.benchmarks.datasets.timed_trace import DEFAULT_BLOCK, TimedRequest, re
 
 _VOCABULARY = (10, 2000)
 _LAST_TOKEN = 2001
+# Of a conversation, at least.
+_TURNS = 3
 
 
-def choose(path: Path, limit: int) -> list[TimedRequest]:
-    """Return the first requests whose second block occurs again."""
+def choose(path: Path, limit: int, skip: int) -> list[TimedRequest]:
+    """Return all requests of some conversations, in their order.
+
+    Args:
+        path: The trace.
+        limit: Conversations are taken until there are so many requests.
+        skip: Conversations to leave out before.
+    """
     whole = [request for request in read_timed_trace(path) if len(request.span_ids) > 1]
     counts = Counter(request.span_ids[1] for request in whole)
-    return [request for request in whole if counts[request.span_ids[1]] > 1][:limit]
+    chosen: set[int] = set()
+    num_requests = 0
+    for head in dict.fromkeys(request.span_ids[1] for request in whole):
+        if num_requests >= limit:
+            break
+        if counts[head] < _TURNS:
+            continue
+        if skip:
+            skip -= 1
+            continue
+        chosen.add(head)
+        num_requests += counts[head]
+    return [request for request in whole if request.span_ids[1] in chosen][:limit]
 
 
 def spell(request: TimedRequest, number: int, scale: int, most: int) -> list[int]:
@@ -70,7 +91,7 @@ def serve(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     num_tokens = 0
     tier = with_disk._core._core.scheduler.connector._tier  # type: ignore[attr-defined]
     from_disk = []
-    for number, request in enumerate(choose(arguments.trace, arguments.limit)):
+    for number, request in enumerate(choose(arguments.trace, arguments.limit, arguments.skip)):
         prompt = spell(request, number, arguments.scale, most)
         num_tokens += len(prompt)
         engines = {"with": with_disk, "without": without}
@@ -115,6 +136,7 @@ def main() -> None:
     )
     parser.add_argument("trace", type=Path)
     parser.add_argument("--limit", type=int, default=120)
+    parser.add_argument("--skip", type=int, default=0, help="Conversations.")
     parser.add_argument("--scale", type=int, default=8)
     parser.add_argument("--longest", type=int, default=8000, help="Tokens of a prompt.")
     parser.add_argument("--pool-mib", type=int, default=12)

@@ -1,14 +1,19 @@
 """One tenant asks for 20 times its share of a real server: what the others' first tokens become.
 
-    python -m benchmarks.tenant_flood_live
+    python -m benchmarks.tenant_flood_live [--flags "-dp 2"]
+    python -m benchmarks.tenant_flood_live --shares --seconds 60 [--flags "-dp 2"]
 
 Three tenants send a request of a conversation each second in turn; the fourth sends as many as one
-of them (held) or 20 times as many (flood), on the embedded checkpoint. Runs alternate.
+of them (held) or 20 times as many (flood), on the embedded checkpoint. Runs alternate. With
+``--shares`` all four ask for more than there is, each with prompts and answers of other lengths:
+what each was served, weighted as the server weighs it, in percent.
 """
 
 import argparse
 import asyncio
 import json
+import re
+import shlex
 import tempfile
 import time
 from collections import defaultdict
@@ -21,6 +26,12 @@ from tests.e2e.server_process import ServerProcess
 
 OTHERS = ("a", "b", "c")
 FLOODER = "flood"
+# As the server counts them without a setting of its own.
+TOKEN_WEIGHTS = {"input": 1.0, "cached": 0.1, "output": 4.0}
+# Lengths of requests by tenant: stories in a prompt, tokens of an answer.
+SHAPES = {"a": (4, 48), "b": (24, 8), "c": (12, 16), FLOODER: (12, 16)}
+_OPEN_REQUESTS = 24
+_SERVED = re.compile(r'vllm:tenant_tokens_total\{.*?kind="(\w+)".*?tenant="(\w+)"\} (\S+)')
 STORY = "The access code of the archive is 7302. The access code of the harbour is 1186. "
 
 
@@ -82,11 +93,52 @@ async def run(url: str, factor: int, seconds: float, name: str) -> dict[str, flo
     }
 
 
+async def count_served(client: httpx.AsyncClient) -> dict[str, float]:
+    """Return weighted tokens served to each tenant so far."""
+    served: dict[str, float] = defaultdict(float)
+    for kind, tenant, count in _SERVED.findall((await client.get("/metrics")).text):
+        served[tenant] += TOKEN_WEIGHTS[kind] * float(count)
+    return served
+
+
+async def find_shares(url: str, seconds: float) -> dict[str, float]:
+    """Have all tenants ask for more than there is; returns their shares of the time, in percent."""
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits()) as client:
+
+        async def keep_asking(tenant: str, number: int) -> None:
+            stories, num_tokens = SHAPES[tenant]
+            for turn in range(10**6):
+                await ask(
+                    client, tenant, f"{tenant} {number} {turn}. " + STORY * stories, num_tokens
+                )
+
+        asking = [
+            asyncio.create_task(keep_asking(tenant, number))
+            for tenant in SHAPES
+            for number in range(_OPEN_REQUESTS)
+        ]
+        # Until there is a queue of all.
+        await asyncio.sleep(seconds / 4)
+        before = await count_served(client)
+        await asyncio.sleep(seconds)
+        after = await count_served(client)
+        for task in asking:
+            task.cancel()
+        for result in await asyncio.gather(*asking, return_exceptions=True):
+            if not isinstance(result, asyncio.CancelledError):
+                raise RuntimeError("a tenant stopped asking") from result
+    served = {tenant: after[tenant] - before[tenant] for tenant in SHAPES}
+    total = sum(served.values())
+    return {tenant: round(100 * tokens / total, 2) for tenant, tokens in served.items()}
+
+
 def main() -> None:
     """Run the loads by turns and print their figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--shares", action="store_true")
+    parser.add_argument("--flags", default="", help="further ones of vllm serve")
     args = parser.parse_args()
     tenants: list[dict[str, Any]] = [
         {"name": name, "keys": [f"sk-{name}"], "cache_guaranteed": 0.2} for name in OTHERS
@@ -96,10 +148,14 @@ def main() -> None:
         path = Path(folder) / "tenants.json"
         path.write_text(json.dumps({"tenants": tenants}))
         flags = ("--tenants", str(path), "--max-num-batched-tokens", "128", "--max-num-seqs", "16")
-        flags += ("--max-model-len", "2048")
+        flags += ("--max-model-len", "2048", *shlex.split(args.flags))
         environment = {"VLLM_CHECK_INVARIANTS": "0", "VLLM_CPU_KVCACHE_SPACE": "0.1"}
         with ServerProcess(Path(folder) / "log", *flags, environment=environment) as server:
             for number in range(args.rounds):
+                if args.shares:
+                    shares = asyncio.run(find_shares(server.url, args.seconds))
+                    print("shares", json.dumps(shares), flush=True)
+                    continue
                 for name, factor in (("held", 1), ("flood", 20)):
                     figures = asyncio.run(run(server.url, factor, args.seconds, f"{name} {number}"))
                     print(name, json.dumps(figures), flush=True)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.server_process import free_port
+from tests.ray_cluster import start_serve
 from vllm import LLM, SamplingParams
 
 pytestmark = [
@@ -34,7 +35,7 @@ def fleet(cluster: Any) -> Iterator[str]:
     from vllm.ray_serve import FleetArgs, app
 
     port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    start_serve(port)
     flags = "--block-size 32 --enable-prompt-tokens-details --max-num-seqs 8"
     try:
         serve.run(app(FleetArgs(replicas=2, flags=flags)), name="fleet", route_prefix="/")
@@ -144,7 +145,13 @@ def test_a_replica_that_dies_takes_only_what_it_had_begun(fleet: str) -> None:
     # Others are answered meanwhile, by who is left.
     assert ask(fleet, prompt)["usage"]["completion_tokens"] == 6
     assert httpx.get(f"{fleet}/health").status_code == 200
-    deadline = time.monotonic() + 120
-    while len(find_cores()) < 2:
+    # Then nobody is left, until there are new ones.
+    for core in find_cores():
+        core.kill()
+    deadline = time.monotonic() + 240
+    body = {"prompt": prompt, "max_tokens": 6}
+    while httpx.post(f"{fleet}/v1/completions", json=body, timeout=120).status_code != 200:
         assert time.monotonic() < deadline, "no new replica came"
+    while len(find_cores()) < 2:
+        assert time.monotonic() < deadline, "no second one came"
         time.sleep(0.5)

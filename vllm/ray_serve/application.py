@@ -33,11 +33,11 @@ def app(args: FleetArgs) -> Any:
     return build(args, DEFAULT_CORE_FACTORY)
 
 
-def build(args: FleetArgs, core_factory: str) -> Any:
-    """Return the application with engine cores of a kind."""
+def build(args: FleetArgs, core_factory: str, replica: type[EngineReplica] = EngineReplica) -> Any:
+    """Return the application with engine cores, and replicas around them, of a kind."""
     config, server = args.prepare()
     fleet = secrets.token_hex(8)
-    engines = serve.deployment(EngineReplica).options(
+    engines = serve.deployment(replica).options(
         name="engines",
         max_ongoing_requests=_MAX_ONGOING,
         request_router_config=RequestRouterConfig(

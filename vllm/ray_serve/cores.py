@@ -194,7 +194,7 @@ class FleetCores(MailboxHandle):
             request = with_hashes(request, self._hash_prompt)
             wanted = request.data_parallel_rank
             if wanted is not None and wanted not in self.living():
-                raise EngineDeadError(
+                raise EngineCoreLostError(
                     f"No replica serves as rank {wanted}: choose among {list(self.living())}, or "
                     "leave X-data-parallel-rank out."
                 )

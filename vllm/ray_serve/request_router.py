@@ -43,7 +43,12 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]  # untyped where 
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Return who may get a call, best first."""
-        call = pending_request.args[0] if pending_request and pending_request.args else Anyone()
+        call = Anyone()
+        if pending_request is not None:
+            # Asked again at once, its event loop would never hear of other replicas.
+            pending_request.routing_context.should_backoff = True
+            if pending_request.args:
+                call = pending_request.args[0]
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         fleet = find_fleet(self._fleet_name)
         if isinstance(call, Only) and call.replica in by_name:

@@ -94,7 +94,7 @@ class StoreDriver:
         if choice < 0.6:
             self.write_batch(self.rng.randrange(1, 5))
         elif choice < 0.8:
-            self.store.make_room()
+            self.store.make_room(may_wait=self.rng.random() < 0.5)
         elif choice < 0.9:
             self.use_some()
         else:

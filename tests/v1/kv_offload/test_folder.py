@@ -168,7 +168,7 @@ def test_cores_of_two_servers_do_not_share_a_folder(tmp_path):
     CacheFolder(root, LIMIT).close()
 
 
-@pytest.mark.parametrize("trouble", ["others", "foreign", "link", "file", "newer"])
+@pytest.mark.parametrize("trouble", ["others", "foreign", "link", "file", "newer", "older"])
 def test_a_folder_that_is_not_ours_alone_is_left_as_it_is(tmp_path, trouble):
     root = tmp_path / "cache"
     if trouble == "file":
@@ -180,11 +180,10 @@ def test_a_folder_that_is_not_ours_alone_is_left_as_it_is(tmp_path, trouble):
         root.mkdir(mode=0o755 if trouble == "others" else 0o700)
     if trouble == "foreign":
         (root / "thesis.txt").write_text("x")
-    if trouble == "newer":
+    if trouble in ("newer", "older"):
         CacheFolder(root, LIMIT).close()
-        body = (
-            (root / "MARKER").read_bytes().split(b" ", 1)[1].replace(b'"format": 1', b'"format": 2')
-        )
+        other = b'"format": 2' if trouble == "newer" else b'"format": 0'
+        body = (root / "MARKER").read_bytes().split(b" ", 1)[1].replace(b'"format": 1', other)
         import xxhash
 
         digest = xxhash.xxh3_64_hexdigest(body.rstrip(b"\n")).encode()

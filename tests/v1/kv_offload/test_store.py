@@ -2,10 +2,11 @@
 
 import pytest
 
-from tests.v1.kv_offload.store_driver import INDEX, ROWS, StoreDriver
+from tests.v1.kv_offload.store_driver import INDEX, ROWS, SHAPE, StoreDriver, key_of
 from vllm.v1.kv_offload.cells import MAX_EXTENTS
 from vllm.v1.kv_offload.free_slots import FreeSlots
 from vllm.v1.kv_offload.rates import Rates
+from vllm.v1.kv_offload.records import ObjectSpec
 
 
 def _fill(driver):
@@ -107,6 +108,29 @@ def test_a_pinned_object_is_not_given_up():
     assert driver.store.list_objects() == []
     assert not driver.store.pin(kept)
     assert driver.store.find_faults() == []
+
+
+def test_room_that_nobody_was_refused_is_made_by_the_commit_that_comes():
+    driver = StoreDriver(4)
+    _fill(driver)
+    begun = driver.begin_batch(1)
+    assert begun
+    store, syncs = driver.store, driver.disk.num_syncs
+    evicted = store.counts.evicted
+    store.want_room(SHAPE.max_slots * SHAPE.slot_bytes)
+    store.make_room(may_wait=True)
+    assert (driver.disk.num_syncs, store.counts.evicted) == (syncs, evicted)
+    assert store.commit(begun) == begun
+    assert driver.disk.num_syncs == syncs + 1
+    assert store.counts.evicted > evicted
+    # Who was refused does not wait for others.
+    numbers = iter(range(100, 200))
+    while (begun := store.reserve([ObjectSpec(key_of(next(numbers)), 1, 2000)])) != [None]:
+        pass
+    syncs = driver.disk.num_syncs
+    store.make_room(may_wait=True)
+    assert driver.disk.num_syncs > syncs
+    assert store.reserve([ObjectSpec(key_of(200), 1, 2000)]) != [None]
 
 
 def test_restoring_pays_where_computing_is_slow():

@@ -210,7 +210,7 @@ def test_with_tolerance_only_the_dead_cores_requests_fail_and_it_comes_back(buil
         # Nothing is left to start it with: the next death is for good, and the last one the end.
         os.kill(engine._core._handles[1].pid, signal.SIGKILL)
         await until(lambda: engine._core._router.num_alive() == 1)
-        with pytest.raises(EngineDeadError, match="rank 1 is dead"):
+        with pytest.raises(EngineCoreLostError, match="rank 1 is dead"):
             await ask(engine, "gone", range(8), rank=1)
         assert await engine.reset_prefix_cache()
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from vllm.exceptions import EngineDeadError
+from vllm.exceptions import EngineCoreLostError, EngineDeadError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.data_parallel.directory import CacheShape
 from vllm.v1.engine.data_parallel.router import Router, RouterSettings
@@ -147,7 +147,7 @@ def test_a_lost_core_gets_nothing_until_it_is_back() -> None:
     assert router.lose(1) == ["a"]
     assert router.living() == [0]
     assert router.route(request("b", [1, 2, 3])) == 0
-    with pytest.raises(EngineDeadError, match="rank 1 is dead"):
+    with pytest.raises(EngineCoreLostError, match="rank 1 is dead"):
         router.route(request("c", [1], rank=1))
     router.revive(1)
     # What it had cached is forgotten.

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineDeadError
+from vllm.exceptions import EngineCoreLostError, EngineDeadError
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import BlockHash, get_request_block_hasher, init_none_hash
 from vllm.v1.core.retention.donors import MIN_GAIN_TOKENS
@@ -104,7 +104,8 @@ class Router:
             request: With the hashes of its prompt, if prefixes shall count.
 
         Raises:
-            EngineDeadError: The core that it names is dead, or all are.
+            EngineCoreLostError: The core that it names is dead.
+            EngineDeadError: All are.
         """
         hashes = [shorten(block_hash) for block_hash in request.block_hashes]
         kept = () if self._kept is None else [*map(shorten_kept, request.block_hashes)]
@@ -202,7 +203,7 @@ class Router:
     ) -> int:
         if wanted is not None:
             if not self._serves[wanted]:
-                raise EngineDeadError(
+                raise EngineCoreLostError(
                     f"The engine core of data parallel rank {wanted} is dead: choose another, or "
                     "leave X-data-parallel-rank out."
                 )
