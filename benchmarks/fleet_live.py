@@ -183,7 +183,7 @@ class Injector:
         """Inject so many, kinds by chance; seconds: at most, 0: as long as it takes."""
         number = 0
         until = time.monotonic() + (seconds or float("inf"))
-        kinds = [*NEWS_FAULTS * 6, *PAUSES * 6, *PROCESS_FAULTS]
+        kinds = [*NEWS_FAULTS * 4, *PAUSES * 4, *PROCESS_FAULTS * 3]
         while self._num_done() < faults and time.monotonic() < until:
             await asyncio.sleep(self._rng.expovariate(3))
             kind = self._rng.choice(kinds)
