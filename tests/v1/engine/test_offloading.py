@@ -95,8 +95,10 @@ def start(
 
 
 def wait_open(connector: Any) -> None:
+    """Wait until all of the folder's index is read, if the folder can be used."""
     deadline = time.monotonic() + _WAIT_S
-    while connector._tier.keeper.is_opening:
+    keeper = connector._tier.keeper
+    while keeper.is_opening or (keeper.store is not None and not keeper.store.is_ready):
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
