@@ -135,15 +135,16 @@ def test_room_that_nobody_was_refused_is_made_by_the_commit_that_comes():
 
 def test_restoring_pays_where_computing_is_slow():
     rates = Rates()
-    assert rates.pays(1 << 30, 0, 1000)
-    rates.note_prefill(0, 512, 0.05)
+    assert rates.compute_s(0, 1000) is None
+    rates.note_step(0, 512, 0.05)
     assert rates.compute_s(0, 512) == pytest.approx(0.05)
-    rates.note_prefill(4000, 512, 0.1)
+    rates.note_step(4000, 512, 0.1)
     assert rates.compute_s(0, 1) == pytest.approx(0.05 / 512)
     assert rates.compute_s(4096, 5120) == pytest.approx(0.2)
-    assert rates.pays(1 << 20, 0, 512)
-    assert not rates.pays(1 << 30, 0, 512)
-    assert not rates.pays(1 << 20, 0, 512, num_queued=1 << 30)
+    computing = rates.compute_s(0, 512)
+    assert rates.cost_s(1 << 20, 512, 512) < computing
+    assert rates.cost_s(1 << 30, 512, 512) > computing
+    assert rates.cost_s(1 << 20, 512, 512, num_queued=1 << 30) > computing
     for _ in range(100):
         rates.note_restore(1 << 20, 0.003 + (1 << 20) / 2e9)
     assert rates.bytes_per_s == pytest.approx(2e9, rel=0.01)

@@ -14,8 +14,14 @@ _MARGIN = 1.25
 _WEIGHT = 0.2
 # Steps with fewer tokens say little of prefill.
 _MIN_TOKENS = 32
+# Steps with at most so many tokens take what any step takes.
+_FEW_TOKENS = 4
+# Of a step's time, what its tokens take at least.
+_MIN_SHARE = 0.25
 # Contexts are below 2 to this power.
 _MAX_BUCKET = 64
+# No step took longer.
+_MAX_STEP_S = 3600.0
 
 
 @dataclass
@@ -25,12 +31,15 @@ class Rates:
     Attributes:
         bytes_per_s: Of verified reads from the disk.
         host_bytes_per_s: Of those from host memory.
-        tokens_per_s: Of prefill, by the power of two of the context.
+        tokens_per_s: Of prefill, by the power of two of the context, beyond what a step takes
+            however few tokens it computes: that is spent with a load and without.
+        step_s: What a step takes however few tokens it computes, in seconds.
     """
 
     bytes_per_s: float = _BYTES_PER_S
     host_bytes_per_s: float = _HOST_BYTES_PER_S
     tokens_per_s: dict[int, float] = field(default_factory=dict)
+    step_s: float = 0.0
 
     def note_restore(self, num_bytes: int, seconds: float, *, is_host: bool = False) -> None:
         """Take a load into account that came from one place."""
@@ -42,16 +51,20 @@ class Rates:
         else:
             self.bytes_per_s += _WEIGHT * (rate - self.bytes_per_s)
 
-    def note_prefill(self, context: int, num_tokens: int, seconds: float) -> None:
-        """Take a step into account that computed so many prompt tokens behind a context."""
-        if num_tokens < _MIN_TOKENS or seconds <= 0:
+    def note_step(self, context: int, num_tokens: int, seconds: float) -> None:
+        """Take a step into account that computed so many tokens, most of them behind a context."""
+        if seconds <= 0:
             return
-        bucket, rate = context.bit_length(), num_tokens / seconds
-        known = self.tokens_per_s.get(bucket)
-        self.tokens_per_s[bucket] = rate if known is None else known + _WEIGHT * (rate - known)
+        if num_tokens <= _FEW_TOKENS:
+            self.step_s += (_WEIGHT if self.step_s else 1.0) * (seconds - self.step_s)
+        elif num_tokens >= _MIN_TOKENS:
+            beyond = max(seconds - self.step_s, _MIN_SHARE * seconds)
+            bucket, rate = context.bit_length(), num_tokens / beyond
+            known = self.tokens_per_s.get(bucket)
+            self.tokens_per_s[bucket] = rate if known is None else known + _WEIGHT * (rate - known)
 
     def restore_s(self, num_bytes: int, num_queued: int = 0, num_host: int = 0) -> float:
-        """Return the seconds that a load takes.
+        """Return the seconds that a load takes, with a step that may run before it.
 
         Args:
             num_bytes: Bytes from the disk.
@@ -59,10 +72,10 @@ class Rates:
             num_host: Bytes from host memory.
         """
         from_disk = (num_bytes + num_queued) / self.bytes_per_s
-        return _DELAY_S + from_disk + num_host / self.host_bytes_per_s
+        return _DELAY_S + self.step_s + from_disk + num_host / self.host_bytes_per_s
 
     def compute_s(self, start: int, end: int) -> float | None:
-        """Return the seconds that computing tokens ``[start, end)`` takes; None: not known yet."""
+        """Return the seconds by which tokens ``[start, end)`` lengthen steps; None: not known."""
         if not self.tokens_per_s:
             return None
         seconds, position = 0.0, start
@@ -77,19 +90,10 @@ class Rates:
         nearest = min(self.tokens_per_s, key=lambda known: abs(known - bucket))
         return self.tokens_per_s[nearest]
 
-    def pays(
-        self, num_bytes: int, start: int, end: int, num_queued: int = 0, num_host: int = 0
-    ) -> bool:
-        """Whether restoring beats computing tokens ``[start, end)``."""
-        computing = self.compute_s(start, end)
-        if computing is None:
-            return True
-        return _MARGIN * self.restore_s(num_bytes, num_queued, num_host) < computing
-
     def cost_s(
         self, num_bytes: int, resumes_at: int, end: int, num_queued: int = 0, num_host: int = 0
     ) -> float | None:
-        """Return the seconds until a prompt is computed that a load brings part of the way.
+        """Return the seconds that a load and computing the rest of a prompt take.
 
         Loads count for more than they take: both are estimates, and restoring must be clearly
         quicker.
@@ -126,6 +130,9 @@ class Rates:
         for name in ("bytes_per_s", "host_bytes_per_s"):
             if _is_rate(found.get(name)):
                 setattr(rates, name, float(found[name]))
+        step_s = found.get("step_s")
+        if isinstance(step_s, int | float) and 0 <= step_s < _MAX_STEP_S:
+            rates.step_s = float(step_s)
         by_context = found.get("tokens_per_s")
         for bucket, rate in by_context.items() if isinstance(by_context, dict) else ():
             if str(bucket).isdecimal() and int(bucket) <= _MAX_BUCKET and _is_rate(rate):

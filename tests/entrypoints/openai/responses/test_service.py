@@ -169,15 +169,20 @@ async def test_a_stored_response_is_read_and_deleted(served: Served) -> None:
     SDK_ITEM.validate_python(page["data"][0])
     deleted = await served.client.delete(f"{URL}/{made.id}")
     assert deleted.json() == {"id": made.id, "object": "response", "deleted": True}
-    for answer in (
-        await served.client.get(f"{URL}/{made.id}"),
-        await served.client.delete(f"{URL}/{made.id}"),
-        await served.client.post(f"{URL}/{made.id}/cancel"),
-        await served.client.get(f"{URL}/{made.id}/input_items"),
-        await served.client.post(URL, json={"input": "x", "previous_response_id": made.id}),
+    for answer, param in (
+        (await served.client.get(f"{URL}/{made.id}"), None),
+        (await served.client.delete(f"{URL}/{made.id}"), None),
+        (await served.client.post(f"{URL}/{made.id}/cancel"), None),
+        (await served.client.get(f"{URL}/{made.id}/input_items"), None),
+        (
+            await served.client.post(URL, json={"input": "x", "previous_response_id": made.id}),
+            "previous_response_id",
+        ),
     ):
         assert answer.status_code == 404
-        assert made.id in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert made.id in error["message"]
+        assert error["param"] == param
 
 
 async def test_input_items_come_in_pages(served: Served) -> None:
@@ -212,6 +217,14 @@ async def test_a_cut_response_can_be_continued(served: Served) -> None:
     assert made.output[-1].status == "incomplete"  # type: ignore[union-attr]
     again = await create(served, previous_response_id=made.id)
     assert again.status == "completed"
+
+
+async def test_too_many_top_logprobs_are_refused_where_none_are_included(
+    served: Served,
+) -> None:
+    answer = await served.client.post(URL, json={"input": "x", "top_logprobs": 99})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "top_logprobs"
 
 
 async def test_logprobs_are_those_of_the_message(served: Served) -> None:

@@ -740,5 +740,5 @@ class Tier:
     def _note_step_end(self) -> None:
         if self._step is not None:
             started, context, num_tokens = self._step
-            self._get_rates().note_prefill(context, num_tokens, self._clock() - started)
+            self._get_rates().note_step(context, num_tokens, self._clock() - started)
             self._step = None

@@ -31,6 +31,7 @@ from vllm.entrypoints.openai.responses.options import (
 )
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.store import Item, ResponseStore
+from vllm.entrypoints.openai.sampling import check_logprobs
 from vllm.exceptions import UserInputError
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
@@ -85,6 +86,7 @@ def make_call(
             f"max_tool_calls={body.max_tool_calls} must be at least 1.", "max_tool_calls"
         )
     include = check_include(body.include)
+    check_logprobs(body.top_logprobs, context.served_model, "top_logprobs")
     items = read_input(body.input, store.find_item)
     num_bytes = check_encodable(items, "input")
     request = make_answer_request(body, items, store, context)

@@ -97,7 +97,7 @@ class ResponsesService:
                 f"The response {response_id!r} is not complete yet: wait for it.",
                 "previous_response_id",
             )
-        if not self._store.get(response_id).can_continue:
+        if not self._store.get(response_id, "previous_response_id").can_continue:
             raise UserInputError(
                 f"The response {response_id!r} failed: continue an earlier one.",
                 "previous_response_id",

@@ -9,6 +9,8 @@ from typing import Any
 from vllm.exceptions import ResponseNotFoundError
 
 Item = Mapping[str, Any]
+# The field of a body that names the response to continue.
+_PREVIOUS = "previous_response_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,17 @@ class ResponseStore:
         self._drop_expired()
         return response_id in self._by_use
 
-    def get(self, response_id: str) -> StoredResponse:
+    def get(self, response_id: str, param: str | None = None) -> StoredResponse:
         """Return a response.
+
+        Args:
+            response_id: Its id.
+            param: The field of a body that names it; None: the path does.
 
         Raises:
             ResponseNotFoundError: It was never stored, or is not any more.
         """
-        return self._chain(response_id)[-1]
+        return self._chain(response_id, param)[-1]
 
     def history(self, response_id: str) -> list[Item]:
         """Return the items of a whole conversation up to a response, oldest first.
@@ -118,13 +124,13 @@ class ResponseStore:
         Raises:
             ResponseNotFoundError: A response of it is not stored any more.
         """
-        chain = self._chain(response_id)
+        chain = self._chain(response_id, _PREVIOUS)
         first = chain[0]
         if first.previous_id is not None:
             raise ResponseNotFoundError(
                 f"The response {response_id!r} continues {first.previous_id!r}, which is not "
                 "stored any more: send the conversation's items as input.",
-                "previous_response_id",
+                _PREVIOUS,
             )
         return [item for response in chain for item in response.items]
 
@@ -153,7 +159,7 @@ class ResponseStore:
         self.get(response_id)
         self._drop(response_id)
 
-    def _chain(self, response_id: str) -> list[StoredResponse]:
+    def _chain(self, response_id: str, param: str | None) -> list[StoredResponse]:
         """A response and those it continues, as far as they are stored; oldest first."""
         self._drop_expired()
         chain: list[StoredResponse] = []
@@ -164,7 +170,8 @@ class ResponseStore:
         if not chain:
             raise ResponseNotFoundError(
                 f"There is no response {response_id!r}: it was not stored (store=false), was "
-                "deleted, or made room for others."
+                "deleted, or made room for others.",
+                param,
             )
         chain.reverse()
         # The newest last: of a conversation that is left alone its beginning goes first.
