@@ -118,6 +118,7 @@ def test_deepseek_v4_answers_as_on_a_cpu(
     source = tmp_path / "plain"
     source.mkdir()
     tiny_checkpoint.write_checkpoint(source, config, tiny_checkpoint.make_tensors(config))
+    assert run(source, "cuda-reference", 32) == run(source, "cpu", 32)
     # As it is released: FP8, its experts FP4.
     folder = tmp_path / "published"
     quantise_checkpoint(source, folder, Spelling())
