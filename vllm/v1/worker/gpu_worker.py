@@ -146,7 +146,6 @@ class GPUWorker(Worker):
         if not can_replay(self._model, layout):
             logger.info("decode graphs: none, steps of this model cannot be captured")
             return super()._make_step_model(layout, kv_caches, device)
-            return super()._make_step_model(layout, kv_caches, device)
         return make_graphed_step_model(
             self._model,
             layout,
