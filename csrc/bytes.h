@@ -12,6 +12,7 @@
 
 #include "exact.h"
 #include "panels.h"
+#include "thread_pool.h"
 #include "vec.h"
 
 namespace vn {
@@ -22,13 +23,20 @@ struct ByteInputs {
   float* scales;  // [rows, groups]
   int32_t* sums;  // [rows, groups]: of the codes
   int64_t stride, groups;
-  // Whether the processor has instructions for them (AVX-512 VNNI).
-  bool has_instructions;
+  // What the processor has for them.
+  Units units;
+};
+
+// Where a panel's outputs start .. start + count - 1 go: of rows `stride` values apart.
+struct PanelPart {
+  int64_t index, start, count;
+  float* out;
+  int64_t stride;
 };
 
 // dot_byte_panel of the build that has the instructions, for rows from `row` on.
 void dot_byte_panel_vnni(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
-                         int64_t panel, float* sums);
+                         const PanelPart& part);
 
 namespace VN_BUILD {
 
@@ -103,9 +111,14 @@ VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
     return {_mm512_shuffle_epi8(table, nibbles)};
   }
 }
+// Four inputs, beside every output.
+struct Fours {
+  __m512i v;
+};
+VN_INLINE Fours fill_fours(const int8_t* inputs) { return {_mm512_set1_epi32(four_of(inputs))}; }
 template <int Kind>
-VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, const int8_t* inputs) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(four_of(inputs))));
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, Fours inputs) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(inputs.v));
   return sum;
 }
 template <int Kind>
@@ -161,9 +174,13 @@ VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
     return {_mm512_abs_epi8(codes), _mm512_movepi8_mask(codes)};
   }
 }
+struct Fours {
+  __m512i v;
+};
+VN_INLINE Fours fill_fours(const int8_t* inputs) { return {_mm512_set1_epi32(four_of(inputs))}; }
 template <int Kind>
-VN_INLINE __m512i pair_products(ByteCodes<Kind> codes, const int8_t* inputs) {
-  __m512i all = _mm512_set1_epi32(four_of(inputs));
+VN_INLINE __m512i pair_products(ByteCodes<Kind> codes, Fours inputs) {
+  __m512i all = inputs.v;
   if constexpr (kIsFullByte<Kind>) {
     all = _mm512_mask_sub_epi8(all, codes.are_negative, _mm512_setzero_si512(), all);
   }
@@ -174,12 +191,12 @@ VN_INLINE Ints add_shorts(Ints sum, Shorts pairs) {
 }
 VN_INLINE Shorts no_shorts() { return {_mm512_setzero_si512()}; }
 template <int Kind>
-VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, const int8_t* inputs) {
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, Fours inputs) {
   return add_shorts(sum, {pair_products(codes, inputs)});
 }
 template <int Kind>
 VN_INLINE Shorts add_short(Shorts sum, ByteCodes<Kind> codes, const int8_t* inputs) {
-  return {_mm512_add_epi16(sum.v, pair_products(codes, inputs))};
+  return {_mm512_add_epi16(sum.v, pair_products(codes, fill_fours(inputs)))};
 }
 
 #else
@@ -226,6 +243,10 @@ VN_INLINE __m256i fill_four(const int8_t* inputs) {
   asm volatile("vpbroadcastd %1, %0" : "=x"(all) : "m"(*reinterpret_cast<const char(*)[4]>(inputs)));
   return all;
 }
+struct Fours {
+  __m256i v;
+};
+VN_INLINE Fours fill_fours(const int8_t* inputs) { return {fill_four(inputs)}; }
 // Inputs take the signs of full bytes.
 template <int Kind>
 VN_INLINE __m256i pair_products(__m256i codes, __m256i inputs) {
@@ -239,9 +260,9 @@ VN_INLINE Ints add_shorts(Ints sum, Shorts pairs) {
 }
 VN_INLINE Shorts no_shorts() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 template <int Kind>
-VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, const int8_t* inputs) {
-  const __m256i all = fill_four(inputs);
-  return add_shorts(sum, {pair_products<Kind>(codes.a, all), pair_products<Kind>(codes.b, all)});
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, Fours inputs) {
+  return add_shorts(
+      sum, {pair_products<Kind>(codes.a, inputs.v), pair_products<Kind>(codes.b, inputs.v)});
 }
 template <int Kind>
 VN_INLINE Shorts add_short(Shorts sum, ByteCodes<Kind> codes, const int8_t* inputs) {
@@ -296,10 +317,14 @@ inline ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   }
   return codes;
 }
+struct Fours {
+  const int8_t* v;
+};
+inline Fours fill_fours(const int8_t* inputs) { return {inputs}; }
 template <int Kind>
-inline Ints dot_bytes(Ints sum, const ByteCodes<Kind>& codes, const int8_t* inputs) {
+inline Ints dot_bytes(Ints sum, const ByteCodes<Kind>& codes, Fours inputs) {
   for (int i = 0; i < kLanes; ++i) {
-    for (int b = 0; b < 4; ++b) sum.v[i] += codes.v[i][b] * inputs[b];
+    for (int b = 0; b < 4; ++b) sum.v[i] += codes.v[i][b] * inputs.v[b];
   }
   return sum;
 }
@@ -406,6 +431,7 @@ constexpr int kByteTileVecs = R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVe
 // Codes as they are stored, which each tile makes bytes of.
 template <int Kind>
 struct StoredBytes {
+  static constexpr bool kIsDecoded = false;
   const PanelView& panel;
 
   // Calls body(part, bytes) for the parts of a unit.
@@ -419,15 +445,17 @@ struct StoredBytes {
 // The same, made bytes of once for many tiles: units from `begin` on.
 template <int Kind>
 struct DecodedBytes {
-  const ByteCodes<Kind>* codes;  // [units, parts, 64 / 16]
+  static constexpr bool kIsDecoded = true;
+  const ByteCodes<Kind>* all;  // [units, parts, 64 / 16]
   int64_t begin;
 
   template <bool kFetches, typename Body>
   VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
-    constexpr int kParts = kUnitCodes<Kind> / 4;
-    each<kParts>([&](auto part) VN_NOW {
-      body(part, codes[((at - begin) * kParts + part) * kPanelVecs + vec]);
-    });
+    each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, codes<part>(at, vec)); });
+  }
+  template <int Part>
+  VN_INLINE const ByteCodes<Kind>& codes(int64_t at, int vec) const {
+    return all[((at - begin) * (kUnitCodes<Kind> / 4) + Part) * kPanelVecs + vec];
   }
 };
 
@@ -469,7 +497,22 @@ VN_INLINE void dot_units(const Source& source, const int8_t* const* inputs, int6
                          int first, Begin&& begin_chain, Ints* chains) {
   constexpr int kParts = kUnitCodes<Kind> / 4, kSteps = kShortSteps<Kind>;
   constexpr bool kFetches = C == kPanelVecs;
-  if constexpr (kSteps < kParts) {
+  if constexpr (kSteps == 0 && Source::kIsDecoded) {
+    each<R * C>([&](auto i) VN_NOW { chains[i] = begin_chain(i); });
+    for (; at < end; ++at) {
+      each<kParts>([&](auto part) VN_NOW {
+        // One input at a time stands beside the chains and these in registers.
+        ByteCodes<Kind> codes[C];
+        each<C>([&](auto c) VN_NOW { codes[c] = source.template codes<part>(at, first + c); });
+        each<R>([&](auto r) VN_NOW {
+          const Fours four = fill_fours(inputs[r] + (at * kParts + part) * 4);
+          each<C>([&](auto c) VN_NOW {
+            chains[r * C + c] = dot_bytes<Kind>(chains[r * C + c], codes[c], four);
+          });
+        });
+      });
+    }
+  } else if constexpr (kSteps < kParts) {
     each<R * C>([&](auto i) VN_NOW { chains[i] = begin_chain(i); });
     for (; at < end; ++at) {
       each<C>([&](auto c) VN_NOW {
@@ -479,7 +522,7 @@ VN_INLINE void dot_units(const Source& source, const int8_t* const* inputs, int6
             const int8_t* four = inputs[r] + (at * kParts + part) * 4;
             Ints& chain = chains[r * C + c];
             if constexpr (kSteps == 0) {
-              chain = dot_bytes<Kind>(chain, codes, four);
+              chain = dot_bytes<Kind>(chain, codes, fill_fours(four));
             } else {
               shorts[r] = add_short<Kind>(part % kSteps == 0 ? no_shorts() : shorts[r], codes, four);
               if constexpr (part % kSteps == kSteps - 1) chain = add_shorts(chain, shorts[r]);
@@ -523,17 +566,18 @@ inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& pan
           source, inputs, g * group_units, std::min(panel.units, (g + 1) * group_units), first,
           [&](auto i) VN_NOW { return fill_ints(-kLift<Kind> * totals[i / C][g]); }, chains);
       each<C>([&](auto c) VN_NOW {
-        const Vec own = load(widened.scales(g) + (first + c) * kLanes);
+        const int64_t at = (first + c) * kLanes;
+        const Vec own = load(widened.scales(g) + at);
         const Vec step = Kind == VN_CODE_E2M1 ? mul(own, fill(0.5f)) : own;
         each<R>([&](auto r) VN_NOW {
-          float* out = sums + r * kPanel + (first + c) * kLanes;
+          float* out = sums + r * kPanel + at;
           const Vec before = g == 0 ? zero() : load(out);
           store(out, fused(to_floats(chains[r * C + c]), mul(step, fill(input_scales[r][g])), before));
         });
         if (panel.m.offsets != nullptr) {
-          const Vec offset = load(widened.offsets(g) + (first + c) * kLanes);
+          const Vec offset = load(widened.offsets(g) + at);
           each<R>([&](auto r) VN_NOW {
-            float* out = sums + r * kPanel + (first + c) * kLanes;
+            float* out = sums + r * kPanel + at;
             const float inputs_of_group = input_scales[r][g] * static_cast<float>(totals[r][g]);
             store(out, fused(offset, fill(inputs_of_group), load(out)));
           });
@@ -543,12 +587,14 @@ inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& pan
   }
 }
 
-// sums [rows, 64] = rounded rows from `row` on . all outputs of a panel.
+// Rounded rows from `row` on . all outputs of a panel.
 template <int Kind>
 inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
-                              const PanelView& panel, float* sums) {
+                              const PanelView& panel, const PanelPart& part) {
   thread_local WidenedScales widened;
   thread_local std::vector<ByteCodes<Kind>, CacheLines<ByteCodes<Kind>>> codes;
+  thread_local Floats sums;
+  sums.resize(rows * kPanel);
   const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
   const int64_t step = std::max<int64_t>(1, kChain / panel.m.group);
   // Where tiles are many and a group's bytes stay in the first-level cache.
@@ -559,8 +605,14 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
     widened.widen(panel, begin, end);
     const auto run = [&](const auto& source) VN_NOW {
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) {
-        dot_byte_tile<Kind, height>(x, row + at, panel, source, widened, begin, end,
-                                    sums + at * kPanel);
+        float* own = sums.data() + at * kPanel;
+        dot_byte_tile<Kind, height>(x, row + at, panel, source, widened, begin, end, own);
+        if (end < panel.groups) return;
+        // Sums lie near one another until they are whole: rows of the output share places in caches.
+        for (int r = 0; r < height; ++r) {
+          std::memcpy(part.out + (at + r) * part.stride, own + r * kPanel + part.start,
+                      sizeof(float) * part.count);
+        }
       });
     };
     if (decodes) {
@@ -573,43 +625,47 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
   }
 }
 
-inline void dot_byte_panel(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
-                           int64_t index, float* sums) {
-  const PanelView panel(m, index);
-  const auto run = [&](auto kind) { dot_byte_panel_of<kind>(x, row, rows, panel, sums); };
+// Calls body with the kind of codes, a constant.
+template <typename Body>
+inline void with_byte_kind(int32_t kind, Body&& body) {
   using std::integral_constant;
-  switch (panel.m.code_kind) {
+  switch (kind) {
     case VN_CODE_INT4:
-      return run(integral_constant<int, VN_CODE_INT4>{});
+      return body(integral_constant<int, VN_CODE_INT4>{});
     case VN_CODE_UINT4:
-      return run(integral_constant<int, VN_CODE_UINT4>{});
+      return body(integral_constant<int, VN_CODE_UINT4>{});
     case VN_CODE_IQ4:
-      return run(integral_constant<int, VN_CODE_IQ4>{});
+      return body(integral_constant<int, VN_CODE_IQ4>{});
     case VN_CODE_E2M1:
-      return run(integral_constant<int, VN_CODE_E2M1>{});
+      return body(integral_constant<int, VN_CODE_E2M1>{});
     case VN_CODE_INT6:
-      return run(integral_constant<int, VN_CODE_INT6>{});
+      return body(integral_constant<int, VN_CODE_INT6>{});
     default:
-      return run(integral_constant<int, VN_CODE_INT8>{});
+      return body(integral_constant<int, VN_CODE_INT8>{});
   }
 }
 
-// Products with outputs output .. output + count - 1 of a packed matrix; y as in dot_panels.
+inline void dot_byte_panel(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
+                           const PanelPart& part) {
+  const PanelView panel(m, part.index);
+  with_byte_kind(panel.m.code_kind, [&](auto kind) {
+    dot_byte_panel_of<kind>(x, row, rows, panel, part);
+  });
+}
+
+// Products with outputs output .. output + count - 1 of a packed matrix; y as in dot_panels, rows
+// y_stride apart.
 inline void dot_bytes_by_panels(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
-                                int64_t output, int64_t count, float* const* y, int64_t first) {
-  thread_local Floats sums;
-  sums.resize(rows * kPanel);
+                                int64_t output, int64_t count, float* const* y, int64_t y_stride,
+                                int64_t first) {
   for (int64_t at = output; at < output + count;) {
     const int64_t panel = at / kPanel, start = at - panel * kPanel;
     const int64_t size = std::min(kPanel - start, output + count - at);
-    if (x.has_instructions) {
-      dot_byte_panel_vnni(x, row, rows, m, panel, sums.data());
+    const PanelPart part = {panel, start, size, y[0] + first + at - output, y_stride};
+    if (x.units.byte_dots) {
+      dot_byte_panel_vnni(x, row, rows, m, part);
     } else {
-      dot_byte_panel(x, row, rows, m, panel, sums.data());
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      std::memcpy(y[r] + first + at - output, sums.data() + r * kPanel + start,
-                  sizeof(float) * size);
+      dot_byte_panel(x, row, rows, m, part);
     }
     at += size;
   }

@@ -6,11 +6,11 @@ namespace vn {
 
 #if defined(__AVX512VNNI__)
 void dot_byte_panel_vnni(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
-                         int64_t panel, float* sums) {
-  vnni::dot_byte_panel(x, row, rows, m, panel, sums);
+                         const PanelPart& part) {
+  vnni::dot_byte_panel(x, row, rows, m, part);
 }
 #else
-void dot_byte_panel_vnni(const ByteInputs&, int64_t, int64_t, const vn_matrix&, int64_t, float*) {}
+void dot_byte_panel_vnni(const ByteInputs&, int64_t, int64_t, const vn_matrix&, const PanelPart&) {}
 #endif
 
 }  // namespace vn

@@ -598,9 +598,11 @@ class DecoderLayers {
   // their mix is scaled by.
   float weigh(const vn_decoder_layer& layer, int64_t head, float* scores, int64_t low,
               int64_t high, int64_t count) const {
-    for (int64_t k = low; k < high; ++k) {
-      scores[k] *= layer.scale;
-      if (layer.soft_cap != 0.0f) scores[k] = layer.soft_cap * std::tanh(scores[k] / layer.soft_cap);
+    // Not read through the layer: it might lie where scores are stored, for all that compilers know.
+    const float factor = layer.scale, cap = layer.soft_cap;
+    for (int64_t k = low; k < high; ++k) scores[k] *= factor;
+    if (cap != 0.0f) {
+      for (int64_t k = low; k < high; ++k) scores[k] = cap * std::tanh(scores[k] / cap);
     }
     const float none = -INFINITY;
     const float total =

@@ -211,9 +211,9 @@ struct Product {
   int64_t y_stride;
 };
 
-// Inputs of one block stay in the second-level cache while the matrix streams by. The matrix unit
-// takes more: it is done with fewer before their weights have come.
-constexpr int64_t kBlockRows = 96, kMostBlockRows = 512, kTiledInputs = 1 << 19;
+// Inputs of one block stay in the second-level cache while the matrix streams by. Rounded ones are
+// smaller, and done with before more weights have come: so many values of them.
+constexpr int64_t kBlockRows = 96, kMostBlockRows = 512, kRoundedInputs = 1 << 19;
 // With fewer rows vectors read panels faster than the unit: by a tenth on a Xeon of 2023.
 constexpr int64_t kTiledRows = 3;
 // Multiply-adds not worth waking a thread (some 3 us), and those of a chunk where there is enough to
@@ -352,7 +352,8 @@ inline void multiply_part(const Product& p, Prepared prepared, int64_t row, int6
     if (form == kAsTheyAre) {
       dot_leaf(x, rows, m, found.row, count, y, column + c);
     } else if (form == kToBytes) {
-      dot_bytes_by_panels(prepared.find(m).bytes, row, rows, m, found.row, count, y, column + c);
+      dot_bytes_by_panels(prepared.find(m).bytes, row, rows, m, found.row, count, y, p.y_stride,
+                          column + c);
     } else {
       const RoundedInputs& rounded = prepared.find(m).rounded;
       uses_tiles = rounded.halves != nullptr;
@@ -374,11 +375,26 @@ inline int64_t find_column_step(const vn_matrix& m) {
   return kColumns;
 }
 
+// The form of all parts of a matrix; of several, none.
+inline InputForm common_form(const vn_matrix& m) {
+  if (m.kind != VN_PARTS) return input_form(m);
+  const vn_matrix* parts = static_cast<const vn_matrix*>(m.data);
+  const InputForm first = input_form(parts[0]);
+  const auto is_other = [&](const vn_matrix& part) { return input_form(part) != first; };
+  return std::any_of(parts, parts + m.group, is_other) ? kAsTheyAre : first;
+}
+
 // Rows of a product that are multiplied at a time.
-inline int64_t find_block_rows(const ThreadPool& pool, const vn_matrix& m) {
-  if (!pool.units().tiles || input_form(m) != kToBf16) return kBlockRows;
-  return std::clamp(kTiledInputs / std::max<int64_t>(1, m.cols) / 32 * 32, kBlockRows,
-                    kMostBlockRows);
+inline int64_t find_block_rows(const ThreadPool& pool, const Product& p) {
+  const InputForm form = common_form(*p.matrix);
+  const bool takes_more = form == kToBytes || (form == kToBf16 && pool.units().tiles);
+  if (!takes_more) return kBlockRows;
+  const int64_t most = std::clamp(kRoundedInputs / std::max<int64_t>(1, p.matrix->cols) / 32 * 32,
+                                  kBlockRows, kMostBlockRows);
+  if (form == kToBf16) return most;
+  // Codes are made bytes of once for a block: blocks are alike, in whole tiles of four and of six rows.
+  const int64_t blocks = std::max<int64_t>(1, ceil_div(p.num_rows, most));
+  return std::min(most, ceil_div(ceil_div(p.num_rows, blocks), 12) * 12);
 }
 
 // The rounded inputs of products, in the memory of the thread that made them.
@@ -437,8 +453,7 @@ class Rounding {
       PreparedInputs own = {form, false, &m, p.num_rows, {}, {}};
       if (form == kToBytes) {
         const ByteForm bytes(m);
-        own.bytes = {nullptr, nullptr, nullptr, bytes.stride(), bytes.groups(),
-                     pool.units().byte_dots};
+        own.bytes = {nullptr, nullptr, nullptr, bytes.stride(), bytes.groups(), pool.units()};
         sizes.codes += p.num_rows * bytes.stride();
         sizes.groups += p.num_rows * bytes.groups();
       } else {
@@ -520,7 +535,7 @@ inline void multiply_all(ThreadPool& pool, const Product* products, size_t count
                                         kLargeChunkWork);
   for (size_t i = 0; i < count; ++i) {
     const Product& p = products[i];
-    const int64_t block_rows = find_block_rows(pool, *p.matrix);
+    const int64_t block_rows = find_block_rows(pool, p);
     const int64_t rows = std::min(p.num_rows, block_rows);
     const int64_t per_column = std::max<int64_t>(1, rows * p.matrix->cols);
     int64_t columns = std::max<int64_t>(kColumns, chunk_work / per_column);

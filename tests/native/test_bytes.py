@@ -132,6 +132,24 @@ def test_parts_that_round_otherwise_are_one_matrix() -> None:
         assert ((got - exact).abs() <= 1e-6 * torch.cat(sizes, 1)).all()
 
 
+def test_rows_of_several_blocks_are_those_they_are_alone() -> None:
+    # 64 inputs: blocks of 512 rows and less; parts that end within a panel.
+    parts = [
+        rounding(make_packed("int4", 70, 64, 32), "bytes by group"),
+        rounding(make_packed("int8", 100, 64, 64), "bytes by row"),
+        rounding(make_packed("uint4", 40, 64, 16, "f16", "f16"), "bytes by group"),
+    ]
+    stack = StackedRows(*parts)
+    x = torch.randn(1030, 64, generator=torch.Generator().manual_seed(4))
+    for build in builds():
+        output, context = torch.empty(1030, stack.num_rows), make_context(2, build)
+        context.matmul(BINDER.rows(stack), x, output)
+        for row in (0, 343, 344, 511, 512, 515, 516, 1029):
+            alone = torch.empty(1, stack.num_rows)
+            context.matmul(BINDER.rows(stack), x[row : row + 1], alone)
+            assert torch.equal(output[row], alone[0]), (build, row)
+
+
 def test_groups_beyond_a_sum_of_32_bits_take_inputs_whole() -> None:
     for width, expected in ((1 << 17, "bytes by row"), ((1 << 17) + 8, "whole")):
         words, scales = torch.zeros(1, width // 4).int(), GroupValues(torch.ones(1, 1))
