@@ -12,7 +12,7 @@ DOCS_VENV ?= .venv-docs
 
 CLIENT_ENVS ?= .venv-clients
 
-.PHONY: serve test clients fast check format figures docs native sanitize wheel clean ascend-conformance gpu-check gpu-compile
+.PHONY: serve test clients fast check format figures docs native sanitize emulated-tiles wheel clean ascend-conformance gpu-check gpu-compile
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
@@ -93,6 +93,14 @@ sanitize: $(VENV)/.dev
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		VLLM_NATIVE_LIBRARY=$(CURDIR)/build/sanitize/libvllm_native.so \
 		$(BIN)/python -m pytest -q tests/native $(PYTEST_ARGS)
+
+# Products of bytes by the matrix unit, on a processor that has AVX-512 VNNI but no such unit.
+emulated-tiles:
+	mkdir -p build
+	$${CXX:-c++} -std=c++17 -O1 -fsanitize=address -ffp-contract=off -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni \
+		-mamx-tile -mamx-bf16 -mamx-int8 -Wall -Wextra -Wno-uninitialized -Wno-maybe-uninitialized \
+		tests/native/emulated_tiles.cpp -o build/emulated_tiles
+	build/emulated_tiles
 
 # Where no compiler can be had, the package ziglang neither, the second goes without the kernels.
 INSTALL = $(BIN)/python -m pip install -q --no-deps -e .

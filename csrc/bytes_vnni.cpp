@@ -1,13 +1,113 @@
-// The products of bytes.h by AVX-512 VNNI: beside the builds, which run on processors without it too.
+// The products of bytes.h by AVX-512 VNNI, and by the matrix unit where there is one: beside the
+// builds, which run on processors without these too.
 #define VN_BUILD vnni
 #include "bytes.h"
+#include "tiles.h"
 
 namespace vn {
 
 #if defined(__AVX512VNNI__)
+namespace vnni {
+
+// With fewer rows vectors are done as soon as the codes have come from memory.
+constexpr int64_t kLeastTiledRows = 32;
+// Bytes of a group's codes: in the second-level cache.
+constexpr int64_t kMostGroupBytes = 1 << 19;
+
+// Inputs that the matrix unit takes at once of a group; 0: none, groups are no whole steps.
+inline int find_step(const PanelView& panel) {
+  if (panel.cols % panel.m.group != 0 || panel.m.group * kPanel > kMostGroupBytes) return 0;
+  for (int step : {64, 32, 16}) {
+    if (panel.m.group % step == 0) return step;
+  }
+  return 0;
+}
+
+// decode_bytes, with signs.
+template <int Kind>
+inline void decode_signed(const PanelView& panel, int64_t begin, int64_t end, uint32_t* out) {
+  constexpr int kParts = kUnitCodes<Kind> / 4;
+  const StoredBytes<Kind> stored = {panel};
+  const __m512i lift = _mm512_set1_epi8(static_cast<char>(kLift<Kind>));
+  for (int64_t at = begin; at < end; ++at) {
+    each<kPanelVecs>([&](auto vec) VN_NOW {
+      stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
+        uint32_t* line = out + ((at - begin) * kParts + part) * kPanel + vec * kLanes;
+        _mm512_storeu_si512(line, _mm512_sub_epi8(codes.v, lift));
+      });
+    });
+  }
+}
+
+// What a group's whole sums add to the sums of a row.
+template <int Kind>
+VN_INLINE void add_group(const int32_t* whole, const WidenedScales& widened, int64_t g,
+                         bool has_offsets, float input_scale, int32_t total, float* sums) {
+  const float inputs_of_group = input_scale * static_cast<float>(total);
+  each<kPanelVecs>([&](auto c) VN_NOW {
+    constexpr int at = c * kLanes;
+    const Vec own = load(widened.scales(g) + at);
+    const Vec step = Kind == VN_CODE_E2M1 ? mul(own, fill(0.5f)) : own;
+    const Vec codes = {_mm512_cvtepi32_ps(_mm512_loadu_si512(whole + at))};
+    const Vec before = g == 0 ? zero() : load(sums + at);
+    Vec after = fused(codes, mul(step, fill(input_scale)), before);
+    if (has_offsets) after = fused(load(widened.offsets(g) + at), fill(inputs_of_group), after);
+    store(sums + at, after);
+  });
+}
+
+// As dot_byte_panel_of; `step` is find_step's.
+template <int Kind>
+inline void dot_tiled_panel(const ByteInputs& x, int64_t row, int64_t rows, const PanelView& panel,
+                            const PanelPart& part, int step) {
+  thread_local WidenedScales widened;
+  thread_local std::vector<uint32_t, CacheLines<uint32_t>> codes;
+  thread_local Floats sums;
+  alignas(64) int32_t whole[kMostByteRows * kPanel];
+  sums.resize(rows * kPanel);
+  const int64_t group = panel.m.group, groups = std::max<int64_t>(1, kChain / group);
+  codes.resize(groups * group / 4 * kPanel);
+  const bool has_offsets = panel.m.offsets != nullptr;
+  for (int64_t begin = 0; begin < panel.groups; begin += groups) {
+    const int64_t end = std::min(panel.groups, begin + groups);
+    widened.widen(panel, begin, end);
+    const int64_t group_units = group / kUnitCodes<Kind>;
+    decode_signed<Kind>(panel, begin * group_units, end * group_units, codes.data());
+    for (int64_t at = 0; at < rows; at += kMostByteRows) {
+      const int count = static_cast<int>(std::min<int64_t>(kMostByteRows, rows - at));
+      const int8_t* inputs = x.codes + (row + at) * x.stride;
+      for (int64_t g = begin; g < end; ++g) {
+        const ByteTileInputs own = {inputs + g * group, x.stride, count};
+        dot_bytes_by_tiles(own, codes.data() + (g - begin) * group / 4 * kPanel, group, step, whole);
+        for (int r = 0; r < count; ++r) {
+          const int64_t place = (row + at + r) * x.groups + g;
+          add_group<Kind>(whole + r * kPanel, widened, g, has_offsets, x.scales[place], x.sums[place],
+                          sums.data() + (at + r) * kPanel);
+        }
+      }
+      if (end < panel.groups) continue;
+      for (int64_t r = at; r < at + count; ++r) {
+        std::memcpy(part.out + r * part.stride, sums.data() + r * kPanel + part.start,
+                    sizeof(float) * part.count);
+      }
+    }
+  }
+  release_tiles();
+}
+
+}  // namespace vnni
+
 void dot_byte_panel_vnni(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
                          const PanelPart& part) {
-  vnni::dot_byte_panel(x, row, rows, m, part);
+  const vnni::PanelView panel(m, part.index);
+  const int step = x.units.tiles && rows >= vnni::kLeastTiledRows ? vnni::find_step(panel) : 0;
+  if (step == 0) {
+    vnni::dot_byte_panel(x, row, rows, m, part);
+  } else {
+    vnni::with_byte_kind(panel.m.code_kind, [&](auto kind) {
+      vnni::dot_tiled_panel<kind>(x, row, rows, panel, part, step);
+    });
+  }
 }
 #else
 void dot_byte_panel_vnni(const ByteInputs&, int64_t, int64_t, const vn_matrix&, const PanelPart&) {}

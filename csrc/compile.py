@@ -29,7 +29,7 @@ _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2]
 _VNNI = ["-mavx512vnni", *_AVX512]
-_AMX = ["-mamx-tile", "-mamx-bf16", *_AVX512]
+_AMX = ["-mamx-tile", "-mamx-bf16", "-mamx-int8", *_AVX512]
 _PLAIN_SOURCES = ("prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
 _SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 

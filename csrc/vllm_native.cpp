@@ -60,8 +60,8 @@ struct Features {
     const bool has_all = b >> 16 & 1 && b >> 17 & 1 && b >> 30 & 1 && b >> 31 & 1;  // F DQ BW VL
     avx512 = avx2 && (low & 0xe0) == 0xe0 && has_all;
     vnni = avx512 && c >> 11 & 1;
-    // The matrix unit: 0x60000 its registers; BF16, TILE.
-    const bool has_unit = (low & 0x60000) == 0x60000 && d >> 22 & 1 && d >> 24 & 1;
+    // The matrix unit: 0x60000 its registers; BF16, TILE, INT8.
+    const bool has_unit = (low & 0x60000) == 0x60000 && d >> 22 & 1 && d >> 24 & 1 && d >> 25 & 1;
     amx = vnni && has_unit && vn::has_tiles();
   }
 };
