@@ -114,16 +114,17 @@ def check_packed(
 
 def bench_packed(
     device: torch.device,
+    size: int,
     measure: Callable[[Callable[[], Any]], float],
     say: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Measures products of 8192 x 8192; returns GB/s of codes, or TFLOP/s of many rows."""
-    size, linear = 8192, get_triton_op("stored_linear")
+    """Measures products of size x size; returns GB/s of codes, or TFLOP/s of many rows."""
+    linear = get_triton_op("stored_linear")
     found: dict[str, Any] = {}
     for name in FORMS:
         source = make_source(name, size, size, device)
         num_bytes = size * size * (1 if name in ("fp8", "w8a16", "w8a8") else 0.5)
-        for count in (1, 16, 64, 4096):
+        for count in (1, 16, 64, size // 2):
             x = torch.randn(count, size, device=device, dtype=torch.bfloat16)
             seconds = measure(lambda x=x, source=source: linear(x, source))  # type: ignore[misc]
             found[f"{name} {count}"] = (
