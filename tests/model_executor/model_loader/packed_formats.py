@@ -228,7 +228,7 @@ def _encode_small_floats(
     peaks = grouped.abs().amax(2)
     tensors: dict[str, torch.Tensor] = {}
     if form.method in ("nvfp4", "modelopt"):
-        # Near what makes the largest scale the largest e4m3 number: quotients by it are not products
+        # Near what makes the largest scale the largest e4m3 number: quotients by it are no products
         # with its reciprocal.
         whole = 0.7 * 448 * 6 / weight.abs().max()
         stored = (peaks / 6 * whole).to(torch.float8_e4m3fn)
