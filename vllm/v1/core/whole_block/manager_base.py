@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,8 +72,10 @@ class HitQuery:
         return 0, []
 
 
-class SingleTypeKVCacheManager(ABC):
+class SingleTypeKVCacheManager:
     """Block tables of one KV-cache group.
+
+    A kind of its own answers ``find_longest_cache_hit``, or ``_find_hit``, which it asks.
 
     A table is a list indexed by block position, padded with the null block where nothing is stored:
 
@@ -403,6 +404,11 @@ class SingleTypeKVCacheManager(ABC):
         return cls._find_hit(kv_cache_spec, query)
 
     @classmethod
-    @abstractmethod
     def _find_hit(cls, spec: Any, query: HitQuery) -> tuple[list[KVCacheBlock], ...]:
-        """Answer ``find_longest_cache_hit`` for groups of this kind."""
+        """Answer ``find_longest_cache_hit`` for groups of this kind.
+
+        Raises:
+            NotImplementedError: The kind answers neither.
+        """
+        del spec, query
+        raise NotImplementedError(f"{cls.__name__} does not define find_longest_cache_hit.")
