@@ -35,7 +35,9 @@ read_rows = get_triton_op("read_stored_rows")
 def test_every_code_is_decoded_exactly(case: tuple[CodeKind, str, str]) -> None:
     kind, scales, offsets = case
     for width, group, is_ordered in ((264, 32, False), (100, 104, True)):
-        source = make_packed(kind, 70, width, group, scales, offsets, is_ordered=is_ordered)
+        source = make_packed(
+            kind, 70, width, group, scales, offsets, is_ordered=is_ordered, widens=False
+        )
         expected = decode(source)
         ids = torch.tensor([69, 0, 64, 63, 64])
         # A sum of two is rounded once more in a kernel than in the reference.
@@ -64,7 +66,9 @@ def test_products(
     inputs: Inputs,
     is_ordered: bool,
 ) -> None:
-    source = make_packed(case[0], rows, width, group, *case[1:], is_ordered=is_ordered, seed=rows)
+    source = make_packed(
+        case[0], rows, width, group, *case[1:], is_ordered=is_ordered, seed=rows, widens=False
+    )
     source.inputs = inputs
     x = random(width, num_inputs, width)
     if num_inputs > 1:
@@ -145,6 +149,11 @@ def make_experts(form: str, height: int, seed: int) -> list[RowSource]:
             fp4 = Fp4Groups(rows, width, 8, random(number, rows, width // 8).abs())
             fp4.codes.copy_(torch.randint(0, 256, fp4.codes.shape, dtype=torch.uint8))
             matrices.append(fp4)
+        elif form == "nvfp4":
+            # Every matrix has a scale of its own.
+            own = make_packed("e2m1", rows, width, 16, "e4m3", seed=number, widens=False)
+            assert own.scales.steps is not None
+            matrices.append(pack(own))
         else:
             is_ordered = form == "in order of weights"
             own = make_packed(
@@ -154,7 +163,7 @@ def make_experts(form: str, height: int, seed: int) -> list[RowSource]:
     return matrices
 
 
-@pytest.mark.parametrize("form", ["fp8", "fp4", "in order of weights", "of odd width"])
+@pytest.mark.parametrize("form", ["fp8", "fp4", "nvfp4", "in order of weights", "of odd width"])
 def test_experts_of_any_storage_are_one_product(form: str) -> None:
     num_experts, height = 3, 40
     matrices = [make_experts(form, height, 10 * expert) for expert in range(num_experts)]
