@@ -47,12 +47,11 @@ def answer_as_rank(rank: int, folder: Path) -> None:
         patches.setattr(Recording, "replay", count)
         patches.setattr(CudaReferencePlatform, "make_graph_device", lambda _: object())
         patches.setattr(gpu_worker, "make_graphed_step_model", record)
+        patches.setattr(CudaReferencePlatform, "get_op", lambda _, name: find_few_kernels(name))
         found: dict[str, tuple[Answers, int]] = {}
         for name, unit in UNITS.items():
             place = WorkerPlace(rank, SIZE, rank, SIZE, f"file://{folder}/{name}.meeting")
             patches.setattr(uniproc_executor, "ALONE", place)
-            if name == "deepseek-v4":
-                patches.setattr(CudaReferencePlatform, "get_op", lambda _, op: find_few_kernels(op))
             num_replays = 0
             answers = ask(folder / name, unit, lengths=LENGTHS, max_num_seqs=1)
             found[name] = answers, num_replays

@@ -1,6 +1,8 @@
 """vllm/distributed/kv_transfer/offloading/tier.py, without an engine."""
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +19,8 @@ from tests.distributed.kv_transfer.offloading.tier_rig import (
 )
 from vllm.distributed.kv_transfer.offloading import tier as tier_module
 from vllm.distributed.kv_transfer.offloading.orders import Moved, OffloadReport
+from vllm.distributed.kv_transfer.offloading.warming import WARM_FILE
+from vllm.distributed.kv_transfer.warmth import load_prefixes
 from vllm.v1.core.prefix.exports import PlacedCheckpoint
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.kv_offload.rates import Rates
@@ -45,6 +49,15 @@ def test_an_object_is_there_when_every_worker_has_written_it() -> None:
     assert rig.tier.find_tokens(make_request("1", PROMPT), 0) == 2 * GROUP
     # Each is considered once.
     assert _spans(rig.step(request, 3 * GROUP)) == [(2 * GROUP, 3 * GROUP)]
+
+
+def test_the_rest_of_a_prompt_is_written_when_its_request_ends() -> None:
+    rig = TierRig(make_store())
+    request = rig.begin(make_request("0", GROUP + UNIT + 1))
+    assert _spans(rig.step(request, request.num_tokens)) == [(0, GROUP)]
+    rig.tier.end(request)
+    assert rig.tier.has_pending_work()
+    assert _spans(rig.step()) == [(GROUP, GROUP + UNIT)]
 
 
 def test_what_the_pool_gave_up_meanwhile_is_dropped() -> None:
@@ -77,10 +90,11 @@ def test_a_state_that_was_left_behind_while_it_waited_is_not_written() -> None:
 
 
 def test_a_budget_counts_the_bytes_of_all_workers() -> None:
-    rig = TierRig(make_store(), write_budget_per_day=2 * ROWS_BYTES * WORKERS + 1)
+    # What is left behind the first object would do for another one at one worker.
+    rig = TierRig(make_store(), write_budget_per_day=2 * ROWS_BYTES * WORKERS - 1)
     orders = rig.step(rig.begin(make_request("0", PROMPT)), PROMPT)
-    assert len(orders.writes) == 2
-    assert rig.tier.counts.stores["over_budget"] == 2
+    assert len(orders.writes) == 1
+    assert rig.tier.counts.stores["over_budget"] == 3
 
 
 def test_a_full_folder_is_written_over_for_what_was_read_of_it() -> None:
@@ -211,6 +225,42 @@ def test_restores_are_few_at_a_time() -> None:
     assert rig.restore(requests[4]) == GROUP
 
 
+def test_rows_without_a_state_are_loaded_for_nobody_and_not_for_ever() -> None:
+    rig = TierRig(make_store(), layout=WITH_STATES)
+    rig.coordinator.rebuild_tokens = UNIT
+    rig.keep(make_request("0", PROMPT))
+    loads = Mock(is_waited_for=Mock(return_value=False), begin=Mock(return_value=True))
+    rig.tier._row_loads = loads
+    request = make_request("1", PROMPT)
+    for _ in range(2):
+        # It is looked up anew when they are there.
+        assert rig.tier.find_tokens(request, 0) is None
+    assert [call.args[1].position for call in loads.begin.mock_calls] == [4 * GROUP] * 2
+    assert rig.tier.find_tokens(request, 0) == 0
+    other = make_request("2", PROMPT)
+    loads.begin.return_value = False
+    assert rig.tier.find_tokens(other, 0) == 0
+    loads.is_waited_for.return_value = True
+    assert rig.tier.find_tokens(other, 0) is None
+    assert len(loads.begin.mock_calls) == 3
+
+
+def test_a_request_waits_for_a_folder_that_opens_but_not_for_ever(
+    kept: TierRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(tier_module, "time", SimpleNamespace(monotonic=lambda: now))
+    assert kept.keeper is not None
+    kept.keeper.is_opening = True
+    request = make_request("1", PROMPT)
+    assert kept.tier.find_tokens(request, 0) is None
+    now = 31.0
+    assert kept.tier.find_tokens(request, 0) == 0
+    # The next one of its name has time of its own.
+    kept.tier.end(request)
+    assert kept.tier.find_tokens(request, 0) is None
+
+
 def test_a_restore_ends_with_its_request(kept: TierRig) -> None:
     request = kept.begin(make_request("1", PROMPT))
     kept.restore(request)
@@ -297,6 +347,17 @@ def test_a_reset_forgets_what_is_kept_and_what_waits_for_it(
     assert rig.step().writes == []
     key = rows_key(make_request("0", PROMPT), GROUP)
     assert all(store.find([key]) == [None] for store in (disk, host) if store is not None)
+
+
+def test_the_next_start_knows_what_was_used() -> None:
+    small: dict[str, bytes] = {}
+    rig = TierRig(make_store(), small=small, warm=4)
+    rig.keep(make_request("0", PROMPT))
+    rig.tier.close()
+    assert len(load_prefixes(small[WARM_FILE], rig.now)) == 1
+    rig.tier.reset()
+    rig.tier.close()
+    assert load_prefixes(small[WARM_FILE], rig.now) == []
 
 
 def test_a_restart_does_not_renew_a_budget() -> None:

@@ -166,7 +166,10 @@ class TierRig:
             kv_events_config=None,
         )
         manager: Any = SimpleNamespace(
-            coordinator=self.coordinator, block_pool=self.pool, find_import=self._find_import
+            coordinator=self.coordinator,
+            block_pool=self.pool,
+            find_import=self._find_import,
+            held_prefixes=lambda: (),
         )
         made: Any = SimpleNamespace(**{**defaults, **settings})
         self.tier = Tier(config, made, manager, layout, host, self.keeper)

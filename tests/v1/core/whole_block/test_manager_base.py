@@ -10,7 +10,10 @@ from tests.v1.core.specs import chunked, full, swa
 from tests.v1.core.whole_block.lookup_table import find, make_manager
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
+from vllm.v1.core.single_type_kv_cache_manager import (
+    SingleTypeKVCacheManager,
+    get_manager_for_kv_cache_spec,
+)
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
@@ -136,6 +139,23 @@ def test_new_block_ids_are_drained_per_step() -> None:
     manager.allocate_new_blocks("0", num_tokens=6, num_tokens_main_model=6)
     manager.new_step_starts()
     assert manager.take_new_block_ids() == []
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(1, 13), (2, 7)])
+def test_the_admission_cap_counts_blocks_of_all_ranks(ranks: int, most: int) -> None:
+    spec = swa(block_size=16, sliding_window=64)
+    manager = get_manager_for_kv_cache_spec(
+        spec,
+        max_num_batched_tokens=128,
+        max_model_len=8192,
+        block_pool=BlockPool(100, True, 16),
+        enable_caching=True,
+        kv_cache_group_id=0,
+        scheduler_block_size=16 * ranks,
+        dcp_world_size=ranks,
+    )
+    # 191 tokens at once, and the block that the window's first token is in.
+    assert manager.get_num_blocks_to_allocate("0", 8000, [], 0, 8000, True) == most
 
 
 class _ByTheInterface(SingleTypeKVCacheManager):

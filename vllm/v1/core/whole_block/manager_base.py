@@ -135,6 +135,10 @@ class SingleTypeKVCacheManager:
         # Blocks taken since the step began; groups of one model may share the list.
         self.taken_blocks: list[KVCacheBlock] = []
         self._null_block = block_pool.null_block
+        # Ranks between which a block's tokens are spread make it as many times as large.
+        self._spec_over_ranks = kv_cache_spec
+        if self.block_size != kv_cache_spec.block_size:
+            self._spec_over_ranks = kv_cache_spec.copy_with_new_block_size(self.block_size)
         self._configure(kv_cache_spec)
 
     def _configure(self, spec: Any) -> None:
@@ -259,7 +263,7 @@ class SingleTypeKVCacheManager:
             start_block=num_done,
             end_block=num_full,
             alignment_tokens=self.scheduler_block_size,
-            kv_cache_spec=self.kv_cache_spec,
+            kv_cache_spec=self._spec_over_ranks,
             use_eagle=self.use_eagle,
             retention_interval=retention_interval,
             num_prompt_tokens=request.num_prompt_tokens,
