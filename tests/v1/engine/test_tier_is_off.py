@@ -21,7 +21,8 @@ from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-_OF_TIER = ("/kv_offload/", "/kv_transfer/")
+# Modules: a dataclass's own functions are of no file.
+_OF_TIER = ("vllm.v1.kv_offload.", "vllm.distributed.kv_transfer.")
 _NUM_TOKENS = 12
 # Calls of Python functions that a quiet step makes for the disk, whoever runs in it; it was 290
 # where layers were walked, statistics told and bad blocks looked for in every step.
@@ -61,7 +62,7 @@ def _count(step: Callable[[], Any], of_tier: list[str]) -> int:
         nonlocal count
         if event == "call":
             count += 1
-            if any(part in frame.f_code.co_filename for part in _OF_TIER):
+            if frame.f_globals.get("__name__", "").startswith(_OF_TIER):
                 of_tier.append(frame.f_code.co_qualname)
 
     sys.setprofile(see)
