@@ -63,7 +63,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         structured_output_manager: Knows whose grammar must advance.
         block_size: Scheduler block size in tokens.
         hash_block_size: Tokens under one prefix hash; None: ``block_size``.
-        mm_registry: Sizes of multimodal items; text models need none.
+        mm_registry: Sizes of multimodal items; None: those of ``vllm.multimodal.registry``.
         include_finished_set: Whether outputs list the requests that ended.
         log_stats: Whether statistics and events are gathered.
         kv_event_publisher: Takes the KV events, and is shut down with the scheduler; None: one is
@@ -126,6 +126,9 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             # First: it may refuse the request.
             self.connector.on_new_request(request)
         self._requests.add(request)
+        if self._requests.running or self._requests.num_waiting > 1:
+            # Others take blocks before it does.
+            self.kv_cache_manager.claim(request)
 
     def get_num_unfinished_requests(self) -> int:
         """Return how many requests wait or run."""

@@ -25,7 +25,7 @@ from vllm.v1.attention.ops.triton.launch import (
     rows_per_program,
 )
 from vllm.v1.attention.ops.triton.routing import Routing, choose_rows_per_block
-from vllm.v1.attention.ops.triton.small_floats import e2m1_value, power_of
+from vllm.v1.attention.ops.triton.small_floats import e2m1_value, e4m3_value, power_of
 
 _PANEL = tl.constexpr(PANEL)
 # Inputs of one step of the loop.
@@ -36,6 +36,8 @@ _CODES: dict[CodeKind, int] = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1
 # iq4's sixteen values as bytes, the first eight and the last, each as one signed number.
 _IQ4_LOW = tl.constexpr(0xF6EADDCFBFAD9881 - (1 << 64))
 _IQ4_HIGH = tl.constexpr(0x7159453526190D01)
+# What scales are read as.
+_NUMBER, _E8M0, _E4M3_IN_STEPS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _BYTE_MAX = tl.constexpr(127.0)
 _LEAST_PEAK = tl.constexpr(1e-30)
 # Adding and taking away 1.5 * 2^23 rounds to a whole number, ties to even.
@@ -76,13 +78,18 @@ def _read_numbers(
     num_groups,
     num_factors,
     FAN: tl.constexpr,
-    IS_E8M0: tl.constexpr,
+    FORM: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
 ):
     """Returns the fp32 numbers [groups, 64] of some groups of a panel."""
     at = (panel * num_groups + group)[:, None] * _PANEL + lane[None, :]
-    if IS_E8M0:
+    if FORM == _E8M0:
         return power_of(tl.load(values + at, mask=mask, other=127))
+    if FORM == _E4M3_IN_STEPS:
+        bits = e4m3_value(tl.load(values + at, mask=mask, other=0)).to(tl.int32, bitcast=True)
+        step = tl.load(factors + panel * 8 + ((bits >> 20) & 7))
+        # What is left is the power of two, and the sign.
+        return step * ((bits >> 23) << 23).to(tl.float32, bitcast=True)
     number = tl.load(values + at, mask=mask, other=0).to(tl.float32)
     if HAS_FACTORS:
         at = (panel * num_factors + group // FAN)[:, None] * _PANEL + lane[None, :]
@@ -108,7 +115,7 @@ def _load_words(
     PER_WORD: tl.constexpr,
     GROUP_WORDS: tl.constexpr,
     SCALE_FAN: tl.constexpr,
-    SCALES_ARE_E8M0: tl.constexpr,
+    SCALE_FORM: tl.constexpr,
     HAS_SCALE_FACTORS: tl.constexpr,
     OFFSET_FAN: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
@@ -134,7 +141,7 @@ def _load_words(
         num_groups,
         num_scale_factors,
         SCALE_FAN,
-        SCALES_ARE_E8M0,
+        SCALE_FORM,
         HAS_SCALE_FACTORS,
     )
     offset = scale
@@ -149,10 +156,22 @@ def _load_words(
             num_groups,
             num_offset_factors,
             OFFSET_FAN,
-            False,
+            _NUMBER,
             HAS_OFFSET_FACTORS,
         )
     return values, scale, offset
+
+
+@triton.jit
+def _weigh_codes(values, scale, offset, HAS_OFFSETS: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """Returns the weights [words, codes of one, lanes] that codes stand for."""
+    if HAS_ZEROS:
+        # Whole numbers: the difference is exact.
+        return (values - offset[:, None, :]) * scale[:, None, :]
+    values = values * scale[:, None, :]
+    if HAS_OFFSETS:
+        values = values + offset[:, None, :]
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +183,62 @@ class _Numbers:
     num_groups: int
     num_factors: int
     fan: int
-    is_e8m0: bool
+    form: int
     has_factors: bool
 
     @classmethod
     def of(cls, numbers: PanelNumbers) -> "_Numbers":
+        num_groups = numbers.values.shape[1]
+        if numbers.steps is not None:
+            # No card needs to know the type; steps stand where factors do.
+            codes = numbers.values.view(torch.uint8)
+            return cls(codes, numbers.steps, num_groups, 1, 1, _E4M3_IN_STEPS.value, False)
         factors = numbers.values if numbers.factors is None else numbers.factors
         return cls(
             numbers.values,
             factors,
-            numbers.values.shape[1],
+            num_groups,
             factors.shape[1],
             numbers.fan,
-            numbers.values.dtype == torch.uint8,
+            (_E8M0 if numbers.values.dtype == torch.uint8 else _NUMBER).value,
             numbers.factors is not None,
         )
+
+
+def _take_apart(stack: PanelStack) -> tuple[tuple[torch.Tensor | int, ...], dict[str, int]]:
+    """Returns what both kernels take of a stack: their first arguments, and constants."""
+    scales = _Numbers.of(stack.scales)
+    offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
+    arguments = (
+        stack.codes,
+        scales.values,
+        scales.factors,
+        offsets.values,
+        offsets.factors,
+        stack.codes.shape[1],
+        scales.num_groups,
+        scales.num_factors,
+        offsets.num_factors,
+        stack.in_size,
+    )
+    per_word = _codes_of_word(stack)
+    constants: dict[str, int] = {
+        "KIND": _CODES[stack.kind],
+        "PER_WORD": per_word,
+        "GROUP_WORDS": max(1, stack.group // per_word),
+        "SCALE_FAN": scales.fan,
+        "SCALE_FORM": scales.form,
+        "HAS_SCALE_FACTORS": scales.has_factors,
+        "OFFSET_FAN": offsets.fan,
+        "HAS_OFFSETS": stack.offsets is not None,
+        "HAS_OFFSET_FACTORS": offsets.has_factors,
+        "HAS_ZEROS": stack.has_zeros,
+    }
+    return arguments, constants
+
+
+def _codes_of_word(stack: PanelStack) -> int:
+    return 4 if stack.kind == "int8" else 8
 
 
 # -- rounded inputs ---------------------------------------------------------------------------
@@ -262,13 +322,18 @@ def _round_inputs(x: torch.Tensor, stack: PanelStack) -> tuple[torch.Tensor, tor
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _panel_product_kernel(
-    x,
-    x_scales,
     codes,
     scales,
     scale_factors,
     offsets,
     offset_factors,
+    num_words,
+    num_groups,
+    num_scale_factors,
+    num_offset_factors,
+    in_size,
+    x,
+    x_scales,
     order,
     bias,
     out,
@@ -280,20 +345,15 @@ def _panel_product_kernel(
     x_stride,
     out_stride,
     out_size,
-    in_size,
     num_panels,
     part_panels,
     part_size,
-    num_words,
-    num_groups,
-    num_scale_factors,
-    num_offset_factors,
     num_x_groups,
     KIND: tl.constexpr,
     PER_WORD: tl.constexpr,
     GROUP_WORDS: tl.constexpr,
     SCALE_FAN: tl.constexpr,
-    SCALES_ARE_E8M0: tl.constexpr,
+    SCALE_FORM: tl.constexpr,
     HAS_SCALE_FACTORS: tl.constexpr,
     OFFSET_FAN: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
@@ -343,7 +403,7 @@ def _panel_product_kernel(
                 PER_WORD,
                 GROUP_WORDS,
                 SCALE_FAN,
-                SCALES_ARE_E8M0,
+                SCALE_FORM,
                 HAS_SCALE_FACTORS,
                 OFFSET_FAN,
                 HAS_OFFSETS,
@@ -356,11 +416,10 @@ def _panel_product_kernel(
             if HAS_ORDER:
                 source = tl.load(own_order + column, mask=is_column, other=0)
             inputs = tl.load(x + row[:, None] * x_stride + source[None, :], mask=mask, other=0.0)
-            if HAS_ZEROS:
-                # Whole numbers: the difference is exact.
-                values = values - offset[:, None, :]
             if IS_ROUNDED:
                 # All words of this step are of one group.
+                if HAS_ZEROS:
+                    values = values - offset[:, None, :]
                 weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(tl.float16)
                 x_group = tl.minimum(first // GROUP_WORDS, num_x_groups - 1)
                 step = tl.load(x_scales + row * num_x_groups + x_group, mask=is_row, other=0.0)
@@ -372,9 +431,7 @@ def _panel_product_kernel(
                     part += tl.sum(inputs.to(tl.float32), 1)[:, None] * shift
                 sums += part * step[:, None]
             else:
-                values = values * scale[:, None, :]
-                if HAS_OFFSETS and not HAS_ZEROS:
-                    values = values + offset[:, None, :]
+                values = _weigh_codes(values, scale, offset, HAS_OFFSETS, HAS_ZEROS)
                 weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(inputs.dtype)
                 sums += multiply(inputs, weights)
         output = tl.program_id(1) % part_panels * _PANEL + lane
@@ -391,8 +448,9 @@ def _panel_product_kernel(
         )
 
 
-def _choose_words(stack: PanelStack, per_word: int, *, is_rounded: bool) -> int:
+def _choose_words(stack: PanelStack, *, is_rounded: bool) -> int:
     """Returns the words of a step: of rounded inputs, within one group."""
+    per_word = _codes_of_word(stack)
     least, most = _LEAST_INPUTS // per_word, _INPUTS // per_word
     words = min(most, max(least, power_of_two(stack.codes.shape[1])))
     group_words = stack.group // per_word
@@ -425,9 +483,9 @@ def panel_product(
     Mutates:
         out.
     """
-    per_word = 4 if stack.kind == "int8" else 8
+    per_word = _codes_of_word(stack)
     is_rounded = stack.inputs != "whole"
-    words = _choose_words(stack, per_word, is_rounded=is_rounded)
+    words = _choose_words(stack, is_rounded=is_rounded)
     x_scales, order, num_x_groups = x, stack.order, 1
     if is_rounded:
         x, x_scales = _round_inputs(x, stack)
@@ -435,9 +493,8 @@ def panel_product(
         if words * per_word < _LEAST_INPUTS:
             # Groups too narrow for the matrix unit: the numbers that codes stand for instead.
             x, is_rounded = _widen_inputs(x, x_scales, stack), False
-            words = _choose_words(stack, per_word, is_rounded=False)
-    scales = _Numbers.of(stack.scales)
-    offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
+            words = _choose_words(stack, is_rounded=False)
+    arguments, constants = _take_apart(stack)
     part_panels = divide_up(stack.part_size, PANEL)
     num_panels = stack.num_parts * part_panels
     if routing is None:
@@ -452,13 +509,9 @@ def panel_product(
     launch(
         _panel_product_kernel,
         (num_blocks, num_panels),
+        *arguments,
         x,
         x_scales,
-        stack.codes,
-        scales.values,
-        scales.factors,
-        offsets.values,
-        offsets.factors,
         stack.codes if order is None else order,
         x if bias is None else bias,
         out,
@@ -470,25 +523,11 @@ def panel_product(
         x.stride(0),
         out.stride(0),
         stack.out_size,
-        stack.in_size,
         num_panels,
         part_panels,
         stack.part_size,
-        stack.codes.shape[1],
-        scales.num_groups,
-        scales.num_factors,
-        offsets.num_factors,
         num_x_groups,
-        KIND=_CODES[stack.kind],
-        PER_WORD=per_word,
-        GROUP_WORDS=max(1, stack.group // per_word),
-        SCALE_FAN=scales.fan,
-        SCALES_ARE_E8M0=scales.is_e8m0,
-        HAS_SCALE_FACTORS=scales.has_factors,
-        OFFSET_FAN=offsets.fan,
-        HAS_OFFSETS=stack.offsets is not None,
-        HAS_OFFSET_FACTORS=offsets.has_factors,
-        HAS_ZEROS=stack.has_zeros,
+        **constants,
         HAS_ORDER=order is not None,
         HAS_BIAS=bias is not None,
         IS_ROUTED=routing is not None,
@@ -510,24 +549,24 @@ def _widen_inputs(codes: torch.Tensor, scales: torch.Tensor, stack: PanelStack) 
 
 @triton.jit
 def _panel_rows_kernel(
-    ids,
     codes,
     scales,
     scale_factors,
     offsets,
     offset_factors,
-    order,
-    out,
-    in_size,
     num_words,
     num_groups,
     num_scale_factors,
     num_offset_factors,
+    in_size,
+    ids,
+    order,
+    out,
     KIND: tl.constexpr,
     PER_WORD: tl.constexpr,
     GROUP_WORDS: tl.constexpr,
     SCALE_FAN: tl.constexpr,
-    SCALES_ARE_E8M0: tl.constexpr,
+    SCALE_FORM: tl.constexpr,
     HAS_SCALE_FACTORS: tl.constexpr,
     OFFSET_FAN: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
@@ -558,19 +597,14 @@ def _panel_rows_kernel(
         PER_WORD,
         GROUP_WORDS,
         SCALE_FAN,
-        SCALES_ARE_E8M0,
+        SCALE_FORM,
         HAS_SCALE_FACTORS,
         OFFSET_FAN,
         HAS_OFFSETS,
         HAS_OFFSET_FACTORS,
     )
+    values = _weigh_codes(values, scale, offset, HAS_OFFSETS, HAS_ZEROS)
     values = tl.reshape(values, (WORDS, PER_WORD))
-    if HAS_ZEROS:
-        values = (values - offset) * scale
-    else:
-        values = values * scale
-        if HAS_OFFSETS:
-            values = values + offset
     column = word[:, None] * PER_WORD + tl.arange(0, PER_WORD)[None, :]
     mask = (word < num_words)[:, None] & (column < in_size)
     place = column
@@ -581,39 +615,19 @@ def _panel_rows_kernel(
 
 def read_panel_rows(stack: PanelStack, row_ids: torch.Tensor) -> torch.Tensor:
     """Returns rows of a matrix by number: fp32 [N, in] for int64 [N]."""
-    per_word = 4 if stack.kind == "int8" else 8
+    arguments, constants = _take_apart(stack)
     num_words = stack.codes.shape[1]
     words = min(256, power_of_two(num_words))
-    scales = _Numbers.of(stack.scales)
-    offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
     shape = (len(row_ids), stack.in_size)
     out = torch.empty(shape, dtype=torch.float32, device=row_ids.device)
     launch(
         _panel_rows_kernel,
         (len(row_ids), divide_up(num_words, words)),
+        *arguments,
         row_ids,
-        stack.codes,
-        scales.values,
-        scales.factors,
-        offsets.values,
-        offsets.factors,
         stack.codes if stack.order is None else stack.order,
         out,
-        stack.in_size,
-        num_words,
-        scales.num_groups,
-        scales.num_factors,
-        offsets.num_factors,
-        KIND=_CODES[stack.kind],
-        PER_WORD=per_word,
-        GROUP_WORDS=max(1, stack.group // per_word),
-        SCALE_FAN=scales.fan,
-        SCALES_ARE_E8M0=scales.is_e8m0,
-        HAS_SCALE_FACTORS=scales.has_factors,
-        OFFSET_FAN=offsets.fan,
-        HAS_OFFSETS=stack.offsets is not None,
-        HAS_OFFSET_FACTORS=offsets.has_factors,
-        HAS_ZEROS=stack.has_zeros,
+        **constants,
         HAS_ORDER=stack.order is not None,
         WORDS=words,
     )
