@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
@@ -733,12 +734,10 @@ class Tier:
             return
         longest = max(counts, key=lambda name: counts[name])
         cached = output.scheduled_cached_reqs
-        context = next(
-            (d.num_computed_tokens for d in output.scheduled_new_reqs if d.req_id == longest), None
-        )
-        if context is None:
-            context = cached.num_computed_tokens[cached.req_ids.index(longest)]
-        self._step = (self._clock(), context, output.total_num_scheduled_tokens)
+        begun = ((data.req_id, data.num_computed_tokens) for data in output.scheduled_new_reqs)
+        known = chain(begun, zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        context = next((count for name, count in known if name == longest), 0)
+        self._step = (self._clock(), context, sum(counts.values()))
 
     def note_step_end(self) -> None:
         """Take note that a step's results are here."""
