@@ -54,7 +54,7 @@ def make_source(name: str, rows: int, width: int, device: torch.device) -> RowSo
         words = draw_bytes(rows, width // 2).view(torch.int32).to(device)
         stored = draw_bytes(rows, width // 16, high=127).view(torch.float8_e4m3fn).to(device)
         whole = torch.tensor(300.0, device=device)
-        numbers = scale_e4m3(stored, whole, divides=True, widens=False)
+        numbers = scale_e4m3(stored, whole, divides=True)
         return PackedRows(CodedRows("e2m1", words, width, 16, numbers), name)
     kind, group, beside, inputs = _FORMS[name]
     group = group or width

@@ -35,9 +35,7 @@ read_rows = get_triton_op("read_stored_rows")
 def test_every_code_is_decoded_exactly(case: tuple[CodeKind, str, str]) -> None:
     kind, scales, offsets = case
     for width, group, is_ordered in ((264, 32, False), (100, 104, True)):
-        source = make_packed(
-            kind, 70, width, group, scales, offsets, is_ordered=is_ordered, widens=False
-        )
+        source = make_packed(kind, 70, width, group, scales, offsets, is_ordered=is_ordered)
         expected = decode(source)
         ids = torch.tensor([69, 0, 64, 63, 64])
         # A sum of two is rounded once more in a kernel than in the reference.
@@ -66,9 +64,7 @@ def test_products(
     inputs: Inputs,
     is_ordered: bool,
 ) -> None:
-    source = make_packed(
-        case[0], rows, width, group, *case[1:], is_ordered=is_ordered, seed=rows, widens=False
-    )
+    source = make_packed(case[0], rows, width, group, *case[1:], is_ordered=is_ordered, seed=rows)
     source.inputs = inputs
     x = random(width, num_inputs, width)
     if num_inputs > 1:
@@ -151,7 +147,7 @@ def make_experts(form: str, height: int, seed: int) -> list[RowSource]:
             matrices.append(fp4)
         elif form == "nvfp4":
             # Every matrix has a scale of its own.
-            own = make_packed("e2m1", rows, width, 16, "e4m3", seed=number, widens=False)
+            own = make_packed("e2m1", rows, width, 16, "e4m3", seed=number)
             assert own.scales.steps is not None
             matrices.append(pack(own))
         else:

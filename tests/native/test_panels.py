@@ -37,7 +37,6 @@ def make_packed(
     *,
     is_ordered: bool = False,
     seed: int = 0,
-    widens: bool = True,
 ) -> PackedRows:
     """Returns random codes under random scales."""
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +60,7 @@ def make_packed(
             stored = torch.randint(0, 127, (rows, num_groups), generator=generator).byte()
             whole = values.flatten()[0] / 300
             codes = stored.view(torch.float8_e4m3fn)
-            return scale_e4m3(codes, whole, divides=True, widens=widens)
+            return scale_e4m3(codes, whole, divides=True)
         if kind == "zeros":
             zeros = torch.randint(-8, 8, (rows, num_groups), generator=generator)
             return GroupValues(zeros.to(torch.int8))

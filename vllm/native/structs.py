@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS = range(7)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -41,7 +41,7 @@ class Panels(ctypes.Structure):
     """``vn_panels``."""
 
     _fields_ = (
-        *_pointers("codes scales scale_factors offsets offset_factors order"),
+        *_pointers("codes scales scale_factors offsets offset_factors order scale_steps"),
         *_int32s("code_kind scale_kind offset_kind group factor_groups input_kind"),
     )
 

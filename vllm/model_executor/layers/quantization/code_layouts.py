@@ -176,8 +176,7 @@ def read_nvfp4_codes(
             f"{name} are {'divided' if divides else 'multiplied'} by it: download the checkpoint "
             "again."
         )
-    widens = codes.device.type == "cpu"
-    numbers = scale_e4m3(scales, scale, divides=divides, widens=widens)
+    numbers = scale_e4m3(scales, scale, divides=divides)
     return CodedRows("e2m1", pack_bytes(codes), codes.shape[1] * 2, _NVFP4_GROUP, numbers)
 
 

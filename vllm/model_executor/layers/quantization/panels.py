@@ -143,9 +143,7 @@ class GroupValues:
         return replace(packed, steps=steps)
 
 
-def scale_e4m3(
-    codes: torch.Tensor, scale: torch.Tensor, *, divides: bool, widens: bool
-) -> GroupValues:
+def scale_e4m3(codes: torch.Tensor, scale: torch.Tensor, *, divides: bool) -> GroupValues:
     """Return e4m3 codes times, or divided by, the scale of a whole matrix, each rounded once.
 
     The result of one of the eight mantissas, times a power of two, is that of every code which has
@@ -155,12 +153,11 @@ def scale_e4m3(
         codes: float8_e4m3fn [rows, groups].
         scale: fp32, one value: finite and above zero.
         divides: Whether it divides.
-        widens: Whether to keep the numbers in fp32, as CPUs take them.
     """
     whole = scale.reshape(1, 1)
     mantissas = 1 + torch.arange(8, dtype=torch.float32, device=codes.device)[None] / 8
     steps = mantissas / whole if divides else mantissas * whole
-    if not widens and steps.min() >= _LEAST_STEP and steps.max() <= _LARGEST_STEP:
+    if steps.min() >= _LEAST_STEP and steps.max() <= _LARGEST_STEP:
         return GroupValues(codes, steps=steps)
     wide = codes.float()
     return GroupValues(wide / whole if divides else wide * whole)
