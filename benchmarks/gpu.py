@@ -76,9 +76,11 @@ def make_recurrent_cases(dtype: torch.dtype, rows: int) -> dict[str, tuple[Any, 
     by_head = -draw(rows, 4, seed=4).abs(), draw(rows, 4, seed=5).sigmoid()
     parts = (draw(rows, 2, keys), draw(rows, 2, keys, seed=2), draw(rows, 4, values, seed=3))
     heads = draw(rows, 4, values, dtype=dtype), draw(rows, 4, values, seed=1, dtype=dtype)
+    decays = draw(rows, 4, keys, dtype=dtype), draw(4, keys), draw(4, 1)
     return {
         "short_convolution": (draw(rows, 90), draw(3, 90, seed=1), draw(90, 4, seed=2)),
-        "decay_logs": (draw(rows, 4, keys, dtype=dtype), draw(4, keys), draw(4, 1)),
+        "decay_logs": decays,
+        "bounded_decay_logs": (*decays, 5.0),
         "gated_delta_scan": (*parts, *by_head, state),
         "gated_rms_norm": (*heads, draw(values), 1e-6, "silu"),
         "gate_heads": heads,

@@ -1,17 +1,23 @@
 """Whole engines on interpreted kernels: greedy tokens and hits are the CPU's."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import tiny_checkpoint
 from tests.model_executor.model_loader.packed_formats import FORMATS, Format, write_quantised
-from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE, write_checkpoint
-from tests.model_executor.models.decoder.reference import build_hf_model, published_tensors
+from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE, write_model
+from tests.model_executor.models.decoder.drafting import write_drafting_model
+from tests.model_executor.models.decoder.reference import (
+    build_hf_model,
+    kimi_linear,
+    published_tensors,
+    qwen3_5,
+)
 from tests.model_executor.models.hf_reference import random_tokens
+from tests.tokenizers.family_tokenizers import byte_level
+from tests.v1.spec_decode.tiny_engine import write_tiny
 from vllm import LLM, SamplingParams
 from vllm.assets.published_spelling import Spelling
 from vllm.assets.quantise import quantise_checkpoint
@@ -23,23 +29,28 @@ from vllm.v1.attention.ops import reference
 pytestmark = pytest.mark.slow
 
 NUM_ANSWER = 2
-Answers = list[tuple[list[int], int | None]]
+# Ids of an answer, tokens of its prompt that were hit, drafts that stood.
+Answers = list[tuple[list[int], int | None, int]]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answers]]:
-    """Asks an engine on a platform for answers, and for how much of each prompt it hit."""
+    """Asks an engine on a platform for answers; with drafts, for a few tokens more."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
 
-    def answer(folder: Path, platform: str, block_size: int) -> Answers:
+    def answer(folder: Path, platform: str, block_size: int, num_drafts: int = 0) -> Answers:
         monkeypatch.setenv("VLLM_CUDA_REFERENCE", "1" if platform == "cuda-reference" else "0")
         get_current_platform.cache_clear()
         assert get_current_platform().device_name == platform
         prompts = [random_tokens(length, length, VOCAB_SIZE - 60) for length in (5, 35)]
         params = SamplingParams(
-            temperature=0.0, max_tokens=NUM_ANSWER, ignore_eos=True, detokenize=False
+            temperature=0.0,
+            max_tokens=NUM_ANSWER + 2 * num_drafts,
+            ignore_eos=True,
+            detokenize=False,
         )
+        drafts = {"method": "mtp", "num_speculative_tokens": num_drafts}
         with LLM(
             model=str(folder),
             block_size=block_size,
@@ -47,6 +58,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answers]]:
             max_num_batched_tokens=32,
             num_gpu_blocks_override=300,
             skip_tokenizer_init=True,
+            speculative_config=drafts if num_drafts else None,
+            disable_log_stats=False,
         ) as llm:
             outputs = llm.generate(
                 [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
@@ -54,22 +67,80 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answers]]:
             # The second prompt again, and on: a hit.
             again = [*prompts[1], *random_tokens(9, 1, VOCAB_SIZE - 60)]
             outputs += llm.generate([{"prompt_token_ids": again}], params, use_tqdm=False)
-        return [(list(out.outputs[0].token_ids), out.num_cached_tokens) for out in outputs]
+        return [
+            (
+                list(out.outputs[0].token_ids),
+                out.num_cached_tokens,
+                out.metrics.num_accepted_tokens,
+            )
+            for out in outputs
+        ]
 
     yield answer
     get_current_platform.cache_clear()
 
 
 # What llama and qwen3 do is in these too; their kernels: tests/accelerators/test_steps.py.
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("llama", "qwen3")])
+DECODERS = {name: raw for name, raw in FAMILIES.items() if name not in ("llama", "qwen3")}
+# Drafts on their own blocks: the other engines of these run them.
+del DECODERS["qwen3.5"]
+DECODERS["qwen3-next"] = {
+    **qwen3_5(
+        vocab_size=VOCAB_SIZE,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=48,
+        num_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+KIMI = kimi_linear(vocab_size=VOCAB_SIZE)
+DECODERS["kimi"] = {
+    **KIMI,
+    "num_hidden_layers": 2,
+    "linear_attn_config": {
+        **KIMI["linear_attn_config"],
+        "full_attn_layers": [2],
+        "kda_layers": [1],
+    },
+}
+
+
+@pytest.mark.parametrize("family", DECODERS)
 def test_a_decoder_answers_as_on_a_cpu(
     family: str, run: Callable[..., Answers], tmp_path: Path
 ) -> None:
-    write_checkpoint(family, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    write_model(DECODERS[family], tmp_path, byte_level())
     answers = run(tmp_path, "cuda-reference", 16)
     assert answers == run(tmp_path, "cpu", 16)
-    assert answers[-1][1] == 32, config["model_type"]
+    assert answers[-1][1] == 32
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [
+        ("qwen 3.5", {"layer_types": ["linear_attention", "full_attention"]}),
+        (
+            "glm",
+            {
+                "layer_types": ["linear_attention", "indexed_attention"],
+                "mlp_layer_types": ["dense", "sparse"],
+            },
+        ),
+    ],
+)
+def test_drafts_and_what_stands_of_them_are_a_cpus(
+    family: str, layers: dict[str, list[str]], run: Callable[..., Answers], tmp_path: Path
+) -> None:
+    write_drafting_model(family, tmp_path, num_hidden_layers=2, **layers)
+    answers = run(tmp_path, "cuda-reference", 16, 1)
+    assert answers == run(tmp_path, "cpu", 16, 1)
+    assert answers[-1][1] == 32
+    assert sum(accepted for *_, accepted in answers)
 
 
 SMALL = {
@@ -114,11 +185,10 @@ def test_a_packed_checkpoint_is_served_as_it_is(
 def test_deepseek_v4_answers_as_on_a_cpu(
     run: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_checkpoint.tiny_config()
-    source = tmp_path / "plain"
-    source.mkdir()
-    tiny_checkpoint.write_checkpoint(source, config, tiny_checkpoint.make_tensors(config))
-    assert run(source, "cuda-reference", 32) == run(source, "cpu", 32)
+    source = write_tiny(tmp_path / "plain")
+    drafted = run(source, "cuda-reference", 32, 1)
+    assert drafted == run(source, "cpu", 32, 1)
+    assert sum(accepted for *_, accepted in drafted)
     # As it is released: FP8, its experts FP4.
     folder = tmp_path / "published"
     quantise_checkpoint(source, folder, Spelling())

@@ -64,11 +64,11 @@ def test_decays_norms_and_gates(rows: int, heads: int, width: int, dtype: torch.
     x, gate = random(1, rows, heads, width, dtype=dtype), random(2, rows, heads, width, dtype=dtype)
     # Far out on both sides, where an exponential overflows or is lost beside one.
     wide = 40 * x
-    for bias, a_log in ((random(3, heads, width), random(4, heads, 1)),):
-        expected = reference.decay_logs(wide, bias, a_log)
-        assert_near(get_triton_op("decay_logs")(wide, bias, a_log), expected)
-    args = wide[:, :, 0], random(3, heads), random(4, heads)
-    assert_near(get_triton_op("decay_logs")(*args), reference.decay_logs(*args))
+    by_channel = wide, random(3, heads, width), random(4, heads, 1)
+    for args in (by_channel, (wide[:, :, 0], random(3, heads), random(4, heads))):
+        assert_near(get_triton_op("decay_logs")(*args), reference.decay_logs(*args))
+        bounded = reference.bounded_decay_logs(*args, 5.0)
+        assert_near(get_triton_op("bounded_decay_logs")(*args, 5.0), bounded)
     for activation in ("silu", "sigmoid"):
         norm = (x, gate, random(5, width), 1e-6, activation)
         assert_near(get_triton_op("gated_rms_norm")(*norm), reference.gated_rms_norm(*norm))
@@ -78,8 +78,10 @@ def test_decays_norms_and_gates(rows: int, heads: int, width: int, dtype: torch.
 def test_decays_far_below_zero_are_not_lost() -> None:
     inputs = torch.linspace(-90, -5, 40).view(20, 2)
     bias, a_log = torch.zeros(2), torch.zeros(2)
-    found = get_triton_op("decay_logs")(inputs, bias, a_log)
-    torch.testing.assert_close(found, reference.decay_logs(inputs, bias, a_log), rtol=1e-5, atol=0)
+    for name, bound in (("decay_logs", ()), ("bounded_decay_logs", (5.0,))):
+        expected = getattr(reference, name)(inputs, bias, a_log, *bound)
+        found = get_triton_op(name)(inputs, bias, a_log, *bound)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 class Runs:

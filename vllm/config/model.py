@@ -28,6 +28,8 @@ QUANTIZATIONS = (
     "ascend",
 )
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
+# Image towers of models that code written for the scheduler's interface names without a folder.
+_NAMED_IMAGE_TOWERS = {"llava-1.5-": {"image_size": 336, "patch_size": 14}}
 _GROUP = "model"
 
 
@@ -112,7 +114,8 @@ class ModelConfig:
         elif self.hf_config and self.max_model_len > derived:
             raise ConfigError(
                 f"max_model_len={self.max_model_len} exceeds the model's context of {derived} "
-                "tokens (max_position_embeddings in its config.json): give a smaller one."
+                "tokens (max_position_embeddings in its config.json): give a smaller one, or "
+                "stretch the context by --hf-overrides (docs/models.md)."
             )
         if not self.served_model_names:
             self.served_model_names = (self.model,)
@@ -140,6 +143,16 @@ class ModelConfig:
         return self.served_model_names[0]
 
     @property
+    def image_tower(self) -> dict[str, Any]:
+        """What config.json says of the tower whose patches become tokens; empty: there is none."""
+        if self.hf_config:
+            is_llava = self.hf_config.get("model_type") == "llava"
+            return dict(self.hf_config.get("vision_config") or {}) if is_llava else {}
+        name = self.model.rpartition("/")[2].lower()
+        known = _NAMED_IMAGE_TOWERS.items()
+        return next((dict(tower) for prefix, tower in known if name.startswith(prefix)), {})
+
+    @property
     def is_multimodal_model(self) -> bool:
         """Whether the model takes images or sound; no served architecture does."""
-        return False
+        return bool(self.image_tower)

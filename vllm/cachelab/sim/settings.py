@@ -18,7 +18,7 @@ from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
-from vllm.model_executor.models.registry import resolve_model
+from vllm.model_executor.models.registry import read_architectures, resolve_model
 from vllm.utils.byte_sizes import parse_size
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache
@@ -74,7 +74,7 @@ class SimSettings:
             ConfigError: They do not go together.
         """
         raw = dict(self.hf_config)
-        parsed = resolve_model(list(raw.get("architectures") or ())).parse_config(raw)
+        parsed = resolve_model(read_architectures(raw)).parse_config(raw)
         raw |= {
             "vocab_size": parsed.vocab_size,
             "max_position_embeddings": max(parsed.max_position_embeddings, self.max_model_len),

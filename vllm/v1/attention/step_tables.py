@@ -258,11 +258,13 @@ class DecodeKeys:
         has_own: Whether the step's own rows are among them: they stand in pages by then. Else they
             follow, from the activations.
         mask: fp32 [B, 1, Q, L (+ Q)], 0 or -inf; None when every query sees all keys.
+        bounds: Of each request the first position in the step, and one past its last.
     """
 
     source: PageRows
     has_own: bool
     mask: torch.Tensor | None
+    bounds: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

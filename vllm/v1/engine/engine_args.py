@@ -49,7 +49,7 @@ from vllm.model_executor.model_loader.resolve import (
     read_hf_config,
     resolve_checkpoint,
 )
-from vllm.model_executor.models.registry import resolve_model
+from vllm.model_executor.models.registry import read_architectures, resolve_model
 from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int_or_auto
 from vllm.utils.byte_sizes import parse_size
@@ -384,7 +384,7 @@ class EngineArgs:
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
         hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
         # Parsed for its errors too; the engine core parses it again where it is used.
-        parsed = resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
+        parsed = resolve_model(read_architectures(hf_config)).parse_config(hf_config)
         # Some files leave these to defaults, or nest them in a text part.
         hf_config["vocab_size"] = parsed.vocab_size
         hf_config["max_position_embeddings"] = parsed.max_position_embeddings

@@ -192,9 +192,17 @@ MORE_MODELS: dict[str, tuple[dict[str, Any], type[Oracle]]] = {
 }
 
 
-def write_drafting_model(name: str, folder: Path) -> Any:
-    """Writes the checkpoint of one of these with its block; returns transformers' model."""
+def write_drafting_model(name: str, folder: Path, **overrides: Any) -> Any:
+    """Writes the checkpoint of one of these with its block; returns transformers' model.
+
+    ``overrides`` are of its text part.
+    """
     raw, oracle = (DRAFTING_MODELS | MORE_MODELS)[name]
+    raw = (
+        {**raw, "text_config": {**raw["text_config"], **overrides}}
+        if "text_config" in raw
+        else {**raw, **overrides}
+    )
     write_model(raw, folder, byte_level())
     target = build_quiet_model(raw, 7)
     target.save_pretrained(folder)

@@ -55,6 +55,14 @@ def test_the_largest_item_always_has_room() -> None:
     assert made.cache.cache_size == 576
 
 
+@pytest.mark.parametrize(("batched", "room"), [(100, 576), (1024, 1024)])
+def test_a_model_has_its_own_room_without_a_registry(batched: int, room: int) -> None:
+    limits = SchedulerConfig(max_num_batched_tokens=batched, max_num_seqs=10)
+    model = ModelConfig("llava-hf/llava-1.5-7b-hf", skip_tokenizer_init=True)
+    made = planner(VllmConfig(model_config=model, scheduler_config=limits))
+    assert (made.compute_budget, made.cache.cache_size) == (room, room)
+
+
 def test_an_item_that_can_neither_be_split_nor_computed_at_once_is_refused() -> None:
     limits = {"max_num_batched_tokens": 100, "max_num_seqs": 10, "disable_chunked_mm_input": True}
     with pytest.raises(ConfigError, match="576"):

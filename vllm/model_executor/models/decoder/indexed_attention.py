@@ -144,9 +144,9 @@ class IndexedAttention(LatentAttention):
         stored = self._read(tables.source, step, queries.dtype)
         num_stored = stored.shape[1]
         outputs = []
-        for index, positions in enumerate(decode.take(step.positions)):
-            # Padding repeats the last query; a request's rows are the last ones of those read.
-            first, end = int(positions[0]), int(positions[-1]) + 1
+        # Padding repeats the last query; a request's rows are the last ones of those read.
+        all_positions = decode.take(step.positions)
+        for index, (first, end) in enumerate(tables.bounds):
             if tables.has_own:
                 keys = stored[index, num_stored - end :]
             else:
@@ -154,7 +154,8 @@ class IndexedAttention(LatentAttention):
             found = None
             if pools is not None:
                 found = pools[index, : end // self._indexer.pool_size]
-            outputs.append(self._attend_request(taken[index], keys, found, positions))
+            found_rows = self._attend_request(taken[index], keys, found, all_positions[index])
+            outputs.append(found_rows)
         return torch.stack(outputs)
 
     def _join_rows(

@@ -63,7 +63,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         structured_output_manager: Knows whose grammar must advance.
         block_size: Scheduler block size in tokens.
         hash_block_size: Tokens under one prefix hash; None: ``block_size``.
-        mm_registry: Sizes of multimodal items; text models need none.
+        mm_registry: Sizes of multimodal items; None: those of ``vllm.multimodal.registry``.
         include_finished_set: Whether outputs list the requests that ended.
         log_stats: Whether statistics and events are gathered.
         kv_event_publisher: Takes the KV events, and is shut down with the scheduler; None: one is

@@ -8,6 +8,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.multimodal.registry import MULTIMODAL_REGISTRY
 from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.cache_shares import CacheShares
 from vllm.v1.core.encoder_cache_manager import (
@@ -96,12 +97,13 @@ def make_encoder_planner(
     Args:
         vllm_config: All configuration.
         limits: What bounds a step.
-        mm_registry: Sizes of multimodal items; text models need none.
+        mm_registry: Sizes of multimodal items; None: those of ``vllm.multimodal.registry``.
     """
     model_config = vllm_config.model_config
-    sizes = {}
-    if model_config.is_multimodal_model and mm_registry is not None:
-        sizes = mm_registry.get_max_tokens_per_item_by_modality(model_config)
+    sizes: dict[str, int] = {}
+    if model_config.is_multimodal_model:
+        registry = MULTIMODAL_REGISTRY if mm_registry is None else mm_registry
+        sizes = registry.get_max_tokens_per_item_by_modality(model_config)
     compute_budget, cache_size = compute_mm_encoder_budget(vllm_config.scheduler_config, sizes)
     return EncoderPlanner(
         cache=(

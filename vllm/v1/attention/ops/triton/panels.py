@@ -155,6 +155,18 @@ def _load_words(
     return values, scale, offset
 
 
+@triton.jit
+def _weigh_codes(values, scale, offset, HAS_OFFSETS: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """Returns the weights [words, codes of one, lanes] that codes stand for."""
+    if HAS_ZEROS:
+        # Whole numbers: the difference is exact.
+        return (values - offset[:, None, :]) * scale[:, None, :]
+    values = values * scale[:, None, :]
+    if HAS_OFFSETS:
+        values = values + offset[:, None, :]
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class _Numbers:
     """``PanelNumbers`` as launches take them."""
@@ -179,6 +191,42 @@ class _Numbers:
             numbers.values.dtype == torch.uint8,
             numbers.factors is not None,
         )
+
+
+def _take_apart(stack: PanelStack) -> tuple[tuple[torch.Tensor | int, ...], dict[str, int]]:
+    """Returns what both kernels take of a stack: their first arguments, and constants."""
+    scales = _Numbers.of(stack.scales)
+    offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
+    arguments = (
+        stack.codes,
+        scales.values,
+        scales.factors,
+        offsets.values,
+        offsets.factors,
+        stack.codes.shape[1],
+        scales.num_groups,
+        scales.num_factors,
+        offsets.num_factors,
+        stack.in_size,
+    )
+    per_word = _codes_of_word(stack)
+    constants: dict[str, int] = {
+        "KIND": _CODES[stack.kind],
+        "PER_WORD": per_word,
+        "GROUP_WORDS": max(1, stack.group // per_word),
+        "SCALE_FAN": scales.fan,
+        "SCALES_ARE_E8M0": scales.is_e8m0,
+        "HAS_SCALE_FACTORS": scales.has_factors,
+        "OFFSET_FAN": offsets.fan,
+        "HAS_OFFSETS": stack.offsets is not None,
+        "HAS_OFFSET_FACTORS": offsets.has_factors,
+        "HAS_ZEROS": stack.has_zeros,
+    }
+    return arguments, constants
+
+
+def _codes_of_word(stack: PanelStack) -> int:
+    return 4 if stack.kind == "int8" else 8
 
 
 # -- rounded inputs ---------------------------------------------------------------------------
@@ -262,13 +310,18 @@ def _round_inputs(x: torch.Tensor, stack: PanelStack) -> tuple[torch.Tensor, tor
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _panel_product_kernel(
-    x,
-    x_scales,
     codes,
     scales,
     scale_factors,
     offsets,
     offset_factors,
+    num_words,
+    num_groups,
+    num_scale_factors,
+    num_offset_factors,
+    in_size,
+    x,
+    x_scales,
     order,
     bias,
     out,
@@ -280,14 +333,9 @@ def _panel_product_kernel(
     x_stride,
     out_stride,
     out_size,
-    in_size,
     num_panels,
     part_panels,
     part_size,
-    num_words,
-    num_groups,
-    num_scale_factors,
-    num_offset_factors,
     num_x_groups,
     KIND: tl.constexpr,
     PER_WORD: tl.constexpr,
@@ -356,11 +404,10 @@ def _panel_product_kernel(
             if HAS_ORDER:
                 source = tl.load(own_order + column, mask=is_column, other=0)
             inputs = tl.load(x + row[:, None] * x_stride + source[None, :], mask=mask, other=0.0)
-            if HAS_ZEROS:
-                # Whole numbers: the difference is exact.
-                values = values - offset[:, None, :]
             if IS_ROUNDED:
                 # All words of this step are of one group.
+                if HAS_ZEROS:
+                    values = values - offset[:, None, :]
                 weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(tl.float16)
                 x_group = tl.minimum(first // GROUP_WORDS, num_x_groups - 1)
                 step = tl.load(x_scales + row * num_x_groups + x_group, mask=is_row, other=0.0)
@@ -372,9 +419,7 @@ def _panel_product_kernel(
                     part += tl.sum(inputs.to(tl.float32), 1)[:, None] * shift
                 sums += part * step[:, None]
             else:
-                values = values * scale[:, None, :]
-                if HAS_OFFSETS and not HAS_ZEROS:
-                    values = values + offset[:, None, :]
+                values = _weigh_codes(values, scale, offset, HAS_OFFSETS, HAS_ZEROS)
                 weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(inputs.dtype)
                 sums += multiply(inputs, weights)
         output = tl.program_id(1) % part_panels * _PANEL + lane
@@ -391,8 +436,9 @@ def _panel_product_kernel(
         )
 
 
-def _choose_words(stack: PanelStack, per_word: int, *, is_rounded: bool) -> int:
+def _choose_words(stack: PanelStack, *, is_rounded: bool) -> int:
     """Returns the words of a step: of rounded inputs, within one group."""
+    per_word = _codes_of_word(stack)
     least, most = _LEAST_INPUTS // per_word, _INPUTS // per_word
     words = min(most, max(least, power_of_two(stack.codes.shape[1])))
     group_words = stack.group // per_word
@@ -425,9 +471,9 @@ def panel_product(
     Mutates:
         out.
     """
-    per_word = 4 if stack.kind == "int8" else 8
+    per_word = _codes_of_word(stack)
     is_rounded = stack.inputs != "whole"
-    words = _choose_words(stack, per_word, is_rounded=is_rounded)
+    words = _choose_words(stack, is_rounded=is_rounded)
     x_scales, order, num_x_groups = x, stack.order, 1
     if is_rounded:
         x, x_scales = _round_inputs(x, stack)
@@ -435,9 +481,8 @@ def panel_product(
         if words * per_word < _LEAST_INPUTS:
             # Groups too narrow for the matrix unit: the numbers that codes stand for instead.
             x, is_rounded = _widen_inputs(x, x_scales, stack), False
-            words = _choose_words(stack, per_word, is_rounded=False)
-    scales = _Numbers.of(stack.scales)
-    offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
+            words = _choose_words(stack, is_rounded=False)
+    arguments, constants = _take_apart(stack)
     part_panels = divide_up(stack.part_size, PANEL)
     num_panels = stack.num_parts * part_panels
     if routing is None:
@@ -452,13 +497,9 @@ def panel_product(
     launch(
         _panel_product_kernel,
         (num_blocks, num_panels),
+        *arguments,
         x,
         x_scales,
-        stack.codes,
-        scales.values,
-        scales.factors,
-        offsets.values,
-        offsets.factors,
         stack.codes if order is None else order,
         x if bias is None else bias,
         out,
@@ -470,25 +511,11 @@ def panel_product(
         x.stride(0),
         out.stride(0),
         stack.out_size,
-        stack.in_size,
         num_panels,
         part_panels,
         stack.part_size,
-        stack.codes.shape[1],
-        scales.num_groups,
-        scales.num_factors,
-        offsets.num_factors,
         num_x_groups,
-        KIND=_CODES[stack.kind],
-        PER_WORD=per_word,
-        GROUP_WORDS=max(1, stack.group // per_word),
-        SCALE_FAN=scales.fan,
-        SCALES_ARE_E8M0=scales.is_e8m0,
-        HAS_SCALE_FACTORS=scales.has_factors,
-        OFFSET_FAN=offsets.fan,
-        HAS_OFFSETS=stack.offsets is not None,
-        HAS_OFFSET_FACTORS=offsets.has_factors,
-        HAS_ZEROS=stack.has_zeros,
+        **constants,
         HAS_ORDER=order is not None,
         HAS_BIAS=bias is not None,
         IS_ROUTED=routing is not None,
@@ -510,19 +537,19 @@ def _widen_inputs(codes: torch.Tensor, scales: torch.Tensor, stack: PanelStack) 
 
 @triton.jit
 def _panel_rows_kernel(
-    ids,
     codes,
     scales,
     scale_factors,
     offsets,
     offset_factors,
-    order,
-    out,
-    in_size,
     num_words,
     num_groups,
     num_scale_factors,
     num_offset_factors,
+    in_size,
+    ids,
+    order,
+    out,
     KIND: tl.constexpr,
     PER_WORD: tl.constexpr,
     GROUP_WORDS: tl.constexpr,
@@ -564,13 +591,8 @@ def _panel_rows_kernel(
         HAS_OFFSETS,
         HAS_OFFSET_FACTORS,
     )
+    values = _weigh_codes(values, scale, offset, HAS_OFFSETS, HAS_ZEROS)
     values = tl.reshape(values, (WORDS, PER_WORD))
-    if HAS_ZEROS:
-        values = (values - offset) * scale
-    else:
-        values = values * scale
-        if HAS_OFFSETS:
-            values = values + offset
     column = word[:, None] * PER_WORD + tl.arange(0, PER_WORD)[None, :]
     mask = (word < num_words)[:, None] & (column < in_size)
     place = column
@@ -581,39 +603,19 @@ def _panel_rows_kernel(
 
 def read_panel_rows(stack: PanelStack, row_ids: torch.Tensor) -> torch.Tensor:
     """Returns rows of a matrix by number: fp32 [N, in] for int64 [N]."""
-    per_word = 4 if stack.kind == "int8" else 8
+    arguments, constants = _take_apart(stack)
     num_words = stack.codes.shape[1]
     words = min(256, power_of_two(num_words))
-    scales = _Numbers.of(stack.scales)
-    offsets = scales if stack.offsets is None else _Numbers.of(stack.offsets)
     shape = (len(row_ids), stack.in_size)
     out = torch.empty(shape, dtype=torch.float32, device=row_ids.device)
     launch(
         _panel_rows_kernel,
         (len(row_ids), divide_up(num_words, words)),
+        *arguments,
         row_ids,
-        stack.codes,
-        scales.values,
-        scales.factors,
-        offsets.values,
-        offsets.factors,
         stack.codes if stack.order is None else stack.order,
         out,
-        stack.in_size,
-        num_words,
-        scales.num_groups,
-        scales.num_factors,
-        offsets.num_factors,
-        KIND=_CODES[stack.kind],
-        PER_WORD=per_word,
-        GROUP_WORDS=max(1, stack.group // per_word),
-        SCALE_FAN=scales.fan,
-        SCALES_ARE_E8M0=scales.is_e8m0,
-        HAS_SCALE_FACTORS=scales.has_factors,
-        OFFSET_FAN=offsets.fan,
-        HAS_OFFSETS=stack.offsets is not None,
-        HAS_OFFSET_FACTORS=offsets.has_factors,
-        HAS_ZEROS=stack.has_zeros,
+        **constants,
         HAS_ORDER=stack.order is not None,
         WORDS=words,
     )

@@ -567,24 +567,50 @@ def short_convolution(rows: torch.Tensor, left: torch.Tensor, weight: torch.Tens
 
 
 @triton.jit
-def _decay_kernel(inputs, bias, a_log, out, size, per_row, per_log, BLOCK: tl.constexpr):
+def _decay_kernel(
+    inputs,
+    bias,
+    a_log,
+    out,
+    size,
+    per_row,
+    per_log,
+    bound,
+    IS_BOUNDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     own = index % per_row
     x = tl.load(inputs + index, mask=mask, other=0.0).to(tl.float32)
     x = x + tl.load(bias + own, mask=mask, other=0.0)
-    # log(1 + exp(x)) without overflow, and without what rounding 1 + small takes away.
-    small = tl.exp(-tl.abs(x))
-    whole = 1.0 + small
-    lost = small / tl.where(whole == 1.0, 1.0, whole - 1.0)
-    near = tl.where(whole == 1.0, small, tl.log(whole) * lost)
-    soft = tl.maximum(x, 0.0) + near
     rate = tl.exp(tl.load(a_log + own // per_log, mask=mask, other=0.0))
-    tl.store(out + index, -soft * rate, mask=mask)
+    if IS_BOUNDED:
+        tl.store(out + index, -bound * sigmoid_of(rate * x), mask=mask)
+    else:
+        # log(1 + exp(x)) without overflow, and without what rounding 1 + small takes away.
+        small = tl.exp(-tl.abs(x))
+        whole = 1.0 + small
+        lost = small / tl.where(whole == 1.0, 1.0, whole - 1.0)
+        near = tl.where(whole == 1.0, small, tl.log(whole) * lost)
+        tl.store(out + index, -(tl.maximum(x, 0.0) + near) * rate, mask=mask)
 
 
 def decay_logs(inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor) -> torch.Tensor:
     """See ``recurrent.decay_logs``."""
+    return _find_decays(inputs, bias, a_log, None)
+
+
+def bounded_decay_logs(
+    inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor, bound: float
+) -> torch.Tensor:
+    """See ``recurrent.bounded_decay_logs``."""
+    return _find_decays(inputs, bias, a_log, bound)
+
+
+def _find_decays(
+    inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor, bound: float | None
+) -> torch.Tensor:
     kept = inputs.contiguous()
     out = torch.empty(inputs.shape, dtype=torch.float32, device=inputs.device)
     block = rows_per_program(1)
@@ -598,6 +624,8 @@ def decay_logs(inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor) ->
         out.numel(),
         bias.numel(),
         bias.numel() // a_log.numel(),
+        0.0 if bound is None else float(bound),
+        IS_BOUNDED=bound is not None,
         BLOCK=block,
     )
     return out
