@@ -778,7 +778,7 @@ def test_families_go_on_after_a_restart(tmp_path, family):
 
 
 @pytest.mark.parametrize(
-    ("model", "pool_bytes"), [("qwen 3.5", 900_000), ("kimi-linear", 180_000), ("glm", 400_000)]
+    ("model", "pool_bytes"), [("qwen 3.5", 1_200_000), ("kimi-linear", 300_000), ("glm", 700_000)]
 )
 def test_chats_over_recurrent_states_go_on_to_the_unit(tmp_path, model, pool_bytes):
     """Each turn in an engine of its own, whose pool holds hardly more than one request.
