@@ -68,7 +68,8 @@ enum vn_scale_kind {
   VN_SCALE_F16 = 1,
   VN_SCALE_BF16 = 2,
   VN_SCALE_INT8 = 3,
-  VN_SCALE_E8M0 = 4
+  VN_SCALE_E8M0 = 4,
+  VN_SCALE_E4M3 = 5  // with scale_steps
 };
 
 // A matrix packed for products: outputs in lanes, 64 to a panel, padded with zero codes. P panels,
@@ -85,6 +86,8 @@ typedef struct {
                                    // points, so that the offset is -zero * scale
   const uint16_t* offset_factors;  // as scale_factors
   const int32_t* order;            // [cols]: the input that the k-th code is of, or null: k
+  // [P, 8], of e4m3 scales: what 1, 1.125 .. 1.875 stand for; others are powers of two of them.
+  const float* scale_steps;
   int32_t code_kind, scale_kind, offset_kind;
   int32_t group, factor_groups;
   int32_t input_kind;  // of bytes: at most 131,072 inputs to a group

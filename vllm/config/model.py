@@ -24,6 +24,8 @@ QUANTIZATIONS = (
     "auto_gptq",
     "gptq_marlin",
     "fp8",
+    "modelopt",
+    "modelopt_fp4",
     "gguf",
     "ascend",
 )

@@ -41,7 +41,7 @@ class Panels(ctypes.Structure):
     """``vn_panels``."""
 
     _fields_ = (
-        *_pointers("codes scales scale_factors offsets offset_factors order"),
+        *_pointers("codes scales scale_factors offsets offset_factors order scale_steps"),
         *_int32s("code_kind scale_kind offset_kind group factor_groups input_kind"),
     )
 

@@ -325,6 +325,7 @@ class Driver:
             cache_boundaries=cache_boundaries,
         )
         self._enqueue(request, len(self.waiting))
+        self.manager.claim(request)
         return request
 
     def _enqueue(self, request: Request, index: int) -> None:

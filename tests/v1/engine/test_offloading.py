@@ -35,7 +35,6 @@ from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnecto
 from vllm.distributed.kv_transfer.offloading.reporting import TierEvents
 from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings
 from vllm.distributed.kv_transfer.offloading.tier import Tier
-from vllm.distributed.kv_transfer.offloading.write_gate import WriteGate
 from vllm.exceptions import ConfigError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
@@ -422,49 +421,6 @@ def test_what_is_written_late_is_written_at_the_end_and_when_memory_gets_short(t
     assert answer(last, prompts) == expected
     assert sum(hits(last)) >= 256 + 384
     stop(last, is_killed=True)
-
-
-def test_a_days_budget_bounds_what_is_written(tmp_path):
-    prompts = prompts_of(53, (420, 390, 450))
-    expected = cold(prompts)
-    first = start(tmp_path / "cache")
-    assert answer(first, prompts[:1]) == expected[:1]
-    written = store_of(first).counts.committed_bytes
-    stop(first)
-    shutil.rmtree(tmp_path / "cache")
-    # Enough for one prompt; with less than half left, only what is wanted twice.
-    writes = {"write_budget_per_day": str(int(written * 1.3))}
-    for life in range(2):
-        session = start(tmp_path / "cache", writes=writes, warm=1)
-        for _ in range(3):
-            assert answer(session, prompts) == expected
-        spent = store_of(session).counts.committed_bytes
-        assert 0 < spent <= written * 1.3 if life == 0 else spent < written
-        session.core.scheduler.log_stats = False
-        stop(session)
-
-
-def test_what_a_conversation_left_behind_meanwhile_is_not_written(tmp_path, monkeypatch):
-    rng = random.Random(54)
-    session = start(tmp_path / "cache")
-    tier = tier_of(session)
-    session.core.scheduler.log_stats = False  # counts stay here
-    real = WriteGate.take
-    # The disk is slow: nothing gets there before the chat is over.
-    monkeypatch.setattr(WriteGate, "take", lambda gate, waiting: None)
-    prompt = random_tokens(rng, 150)
-    for _ in range(4):
-        session.add(prompt, 4)
-        for _ in range(12):
-            session.step()
-        tokens = list(session.answers.values())[-1].tokens
-        prompt = prompt + tokens + random_tokens(rng, 130)
-    monkeypatch.setattr(WriteGate, "take", real)
-    session.run()
-    assert tier.counts.stores["superseded"] > 0
-    cells = store_of(session)._table.cells
-    assert not any(cells["superseded"][e.cell] for e in store_of(session).list_objects())
-    stop(session)
 
 
 def test_a_start_brings_back_what_was_used_most(tmp_path):

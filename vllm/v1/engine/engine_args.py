@@ -54,6 +54,7 @@ from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int_or_auto
 from vllm.utils.byte_sizes import parse_size
 from vllm.utils.ray_cluster import check_ray
+from vllm.v1.engine.generation_defaults import check_ends, check_generation_config
 from vllm.v1.engine.option_flags import add_option_flags
 
 logger = init_logger(__name__)
@@ -391,6 +392,12 @@ class EngineArgs:
         text_part = hf_config.get("text_config")
         if hf_config.get("eos_token_id") is None and isinstance(text_part, dict):
             hf_config["eos_token_id"] = text_part.get("eos_token_id")
+        check_ends(hf_config.get("eos_token_id"), "config.json")
+        generation_config = {
+            **read_generation_config(checkpoint.path),
+            **self.override_generation_config,
+        }
+        check_generation_config(generation_config)
         if self.tokenizer_mode != "auto" and hf_config.get("model_type") != self.tokenizer_mode:
             raise ConfigError(
                 f"tokenizer_mode={self.tokenizer_mode!r} does not fit a model of type "
@@ -411,10 +418,7 @@ class EngineArgs:
             is_embedded=checkpoint.is_embedded,
             served_model_names=(names,) if isinstance(names, str) else tuple(names),
             hf_config=hf_config,
-            generation_config={
-                **read_generation_config(checkpoint.path),
-                **self.override_generation_config,
-            },
+            generation_config=generation_config,
             **values_for(ModelConfig, self),
         )
 

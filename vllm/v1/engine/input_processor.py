@@ -11,13 +11,13 @@ from vllm.exceptions import ContextLengthError, UserInputError
 from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.generation_defaults import answer_limit, sampling_defaults
 from vllm.v1.engine.params_completion import complete_from_tokenizer
 from vllm.v1.messages import EngineCoreRequest
 
 _MAX_SALT_CHARS = 128
 # Characters that keys of external caches (paths, addresses) cannot carry.
 _SALT_FORBIDDEN = "@/\\\0"
-_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class InputProcessor:
 
     def get_default_sampling_params(self) -> dict[str, Any]:
         """Return the sampling defaults that the checkpoint's generation config sets."""
-        config = self._generation_config
-        defaults = {k: config[k] for k in _GENERATION_DEFAULTS if config.get(k) is not None}
-        if config.get("max_new_tokens") is not None:
-            defaults["max_tokens"] = config["max_new_tokens"]
-        return defaults
+        limit = answer_limit(self._generation_config)
+        return {
+            **sampling_defaults(self._generation_config),
+            **({} if limit is None else {"max_tokens": limit}),
+        }
 
     # ---- prompts -----------------------------------------------------------------------------
 

@@ -209,6 +209,8 @@ class Worker:
             check_named_method(str(named), None if described is None else described.method)
         if stored and described is not None:
             self._check_ascend(named, checkpoint, is_described=False)
+            stored = [tensor for tensor in stored if not described.leaves_out(tensor.name)]
+            self._stored = stored
             packed = PackedWeights(
                 stored,
                 described,

@@ -22,8 +22,10 @@ from tests.model_executor.models.decoder.reference import (
     qwen3_moe,
 )
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
+from vllm.model_executor.model_loader.shards import WHOLE_SHARE, RankShare
 from vllm.model_executor.models.decoder.config import ExpertsPlan, MlpPlan
 from vllm.model_executor.models.decoder.kv_cache import decoder_kv_cache_specs
+from vllm.model_executor.models.decoder.shards import find_shard
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
@@ -139,6 +141,14 @@ def test_every_fourth_layer_attends_where_the_file_does_not_say() -> None:
     assert layers[1].rope.dim == 8
     beside = parse(qwen3_5(rope_parameters=None, partial_rotary_factor=0.5, rope_theta=1e5))
     assert (beside.layers[3].rope.dim, beside.layers[3].rope.theta) == (16, 1e5)
+
+
+@pytest.mark.parametrize("name", ["self_attn.k_proj.weight", "self_attn.A_log"])
+def test_a_layer_that_the_config_has_not_is_left_to_the_load(name: str) -> None:
+    """A file of more layers than config.json says is refused by the names of its tensors."""
+    config = parse(qwen3(num_hidden_layers=2))
+    find_shard(config, WHOLE_SHARE, f"model.layers.2.{name}")
+    find_shard(config, RankShare(1, 2), f"model.layers.9.{name}")
 
 
 def test_recurrent_layers_are_shared_out_by_key_heads() -> None:
