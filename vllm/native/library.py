@@ -109,9 +109,7 @@ class NativeContext:
             _address(logits, len(stream), model.vocab_size),
         )
 
-    def decoder_norm(
-        self, model: DecoderModel, stream: torch.Tensor, normed: torch.Tensor
-    ) -> None:
+    def decoder_norm(self, model: DecoderModel, stream: torch.Tensor, normed: torch.Tensor) -> None:
         """Maps rows [M, D] of a decoder's stream to what its head reads [M, D], written."""
         shape = len(stream), model.hidden_size
         self._call(
