@@ -68,6 +68,7 @@ class BlockOracle:
             head = self._model.get_output_embeddings().weight
             head.copy_(target.get_output_embeddings().weight)
             self._model.model.norm.weight.copy_(target.model.norm.weight)
+        self.norm: torch.Tensor = self._model.model.norm.weight
 
     def hidden(self, token_ids: list[int]) -> torch.Tensor:
         """Returns the model's normed output [T, D]."""
@@ -124,6 +125,7 @@ class GlmBlockOracle:
         self._norms = 1 + 0.1 * torch.randn(3, width, generator=generator)
         with torch.no_grad():
             self._norms[2] = target.model.language_model.norm.weight
+        self.norm = self._norms[2]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the block's tensors as releases name them."""
@@ -216,6 +218,8 @@ def build_block_model(
     """Returns our model of a config.json with its block, and the block's oracle."""
     target = build_quiet_model(raw, 7)
     block = oracle(raw, target, 11)
+    # Else the block's last norm is the model's, and either would do for the other.
+    block.norm.data += 0.1 * torch.randn(block.norm.shape, generator=torch.Generator())
     tensors = {**published_tensors(target), **block.tensors()}
     own = raw | {"mtp_num_hidden_layers": 1}
     return build_model(own, tensors, dtype, drafts=True), block
