@@ -101,6 +101,8 @@ def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
     engine_args = EngineArgs.from_cli_args(args)
     logger.info(BANNER)
     _log_non_defaults(engine_args, server_args)
+    for line in envs.describe_unknown():
+        logger.warning(line)
     for flag in args.ignored_flags:
         logger.warning("%s is accepted and has no effect: %s.", flag.names[0], flag.why)
     config = engine_args.create_vllm_config()
