@@ -8,7 +8,6 @@ import pytest
 from vllm.utils.argparse_utils import (
     FlexibleArgumentParser,
     RefusedFlag,
-    filled_text,
     human_int,
     human_int_or_auto,
     json_object,
@@ -41,13 +40,6 @@ def test_human_numbers(text: str, value: int) -> None:
 def test_no_numbers(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
         human_int(text)
-
-
-def test_empty_texts_are_refused_where_one_is_wanted() -> None:
-    assert filled_text("a b") == "a b"
-    for text in ("", "  "):
-        with pytest.raises(argparse.ArgumentTypeError, match="is empty"):
-            filled_text(text)
 
 
 def test_auto() -> None:

@@ -51,17 +51,6 @@ def human_int_or_auto(text: str) -> int:
     return -1 if text.strip().lower() == "auto" else human_int(text)
 
 
-def filled_text(text: str) -> str:
-    """Take a text that is not empty: an empty one is most often a variable that is not set.
-
-    Raises:
-        argparse.ArgumentTypeError: It is empty.
-    """
-    if not text.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is empty: give a value, or leave the flag out")
-    return text
-
-
 def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object.
 

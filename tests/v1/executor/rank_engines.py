@@ -39,7 +39,11 @@ class LentRanks:
 
 
 def run_engine(
-    prompts: Sequence[list[int]], ranks: LentRanks | None = None, **arguments: Any
+    prompts: Sequence[list[int]],
+    ranks: LentRanks | None = None,
+    *,
+    together: bool = False,
+    **arguments: Any,
 ) -> tuple[list[list[int]], list[int]]:
     """Answer prompts one after the other; tokens, and how many of each prompt were hits.
 
@@ -49,6 +53,7 @@ def run_engine(
     Args:
         prompts: Token ids.
         ranks: Where the model is; None: in this process alone.
+        together: Whether all are asked at once.
         arguments: Of the engine.
     """
     if ranks is not None:
@@ -65,18 +70,23 @@ def run_engine(
 
     engine = LLMEngine(config, InlineCore(build))
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    tokens, hits = [], []
+    last: dict[str, Any] = {}
+
+    def run() -> None:
+        while engine.has_unfinished_requests():
+            last.update({output.request_id: output for output in engine.step()})
+
     try:
         for index, prompt in enumerate(prompts):
             engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
-            outputs = []
-            while engine.has_unfinished_requests():
-                outputs += engine.step()
-            tokens.append(list(outputs[-1].outputs[0].token_ids))
-            hits.append(outputs[-1].num_cached_tokens or 0)
+            if not together:
+                run()
+        run()
     finally:
         engine.shutdown()
-    return tokens, hits
+    ends = [last[str(index)] for index in range(len(prompts))]
+    tokens = [list(output.outputs[0].token_ids) for output in ends]
+    return tokens, [output.num_cached_tokens or 0 for output in ends]
 
 
 def _wait_open(connector: Any) -> None:

@@ -12,8 +12,8 @@ from vllm.entrypoints.cli.refused_flags import REFUSED_SERVE_FLAGS
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger, setup_logging
-from vllm.utils.argparse_utils import filled_text
 from vllm.utils.config_file import CONFIG_FLAG, CONFIG_MODEL_FLAG
+from vllm.utils.flag_text import filled_text
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.option_flags import add_option_flags, take_options
 from vllm.version import BANNER
@@ -101,6 +101,8 @@ def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
     engine_args = EngineArgs.from_cli_args(args)
     logger.info(BANNER)
     _log_non_defaults(engine_args, server_args)
+    for line in envs.describe_unknown():
+        logger.warning(line)
     for flag in args.ignored_flags:
         logger.warning("%s is accepted and has no effect: %s.", flag.names[0], flag.why)
     config = engine_args.create_vllm_config()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, get_origin
 
 from vllm.config.options import NamedOption, find_option, options_of, plain_type
-from vllm.utils.argparse_utils import filled_text, human_int, json_object
+from vllm.utils.argparse_utils import human_int, json_object
+from vllm.utils.flag_text import filled_text
 
 
 def add_option_flags(parser: argparse.ArgumentParser, owner: type) -> None:
