@@ -352,10 +352,14 @@ def test_new_blocks_of_a_step_are_zeroed_once() -> None:
     start(manager, make_request("0", range(20)))
     assert manager.take_step_work().new_block_ids == [1, 2, 3, 4]
     assert manager.take_step_work().new_block_ids == []
-    start(manager, make_request("1", range(5)))
-    # Nobody asked in the step that took them; they are no business of the next one.
+
+
+@pytest.mark.parametrize("specs", [[full()], [full(), mamba()]])
+def test_new_blocks_that_nobody_asked_for_are_forgotten(specs: list[Any]) -> None:
+    manager = make_manager(make_config(40, specs))
+    start(manager, make_request("0", range(20)))
     manager.new_step_starts()
-    assert manager.take_step_work().new_block_ids == []
+    assert manager.take_new_block_ids() == []
 
 
 # ---- events ------------------------------------------------------------------------------------

@@ -112,11 +112,14 @@ def test_a_first_chunk_takes_no_slots_for_drafts() -> None:
 
 def test_who_was_preempted_comes_back_only_if_all_of_it_fits() -> None:
     scheduler = make_scheduler(
-        num_blocks=8, max_num_batched_tokens=32, scheduler_reserve_full_isl=False
+        num_blocks=8,
+        max_num_batched_tokens=32,
+        enable_prefix_caching=False,
+        scheduler_reserve_full_isl=False,
     )
     scheduler.add_request(make_request("0", 32))
     scheduler.add_request(make_request("1", 96))
-    for _ in range(4):
+    for _ in range(5):
         output = scheduler.schedule()
         scheduler.update_from_output(output, answer(output, {"0": [5]}))
     # Six blocks do not fit beside the other request's three; a chunk's two would.

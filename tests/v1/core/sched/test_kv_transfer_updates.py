@@ -372,7 +372,9 @@ def test_a_load_of_which_nothing_may_be_used(kinds: str, policy: str) -> None:
         return
     scheduler.connector.matched = 0
     assert scheduler.schedule().num_scheduled_tokens == {"0": 200}
-    scheduler.kv_cache_manager.check_invariants()
+    scheduler.kv_cache_manager.check_invariants({"0": 200})
+    checkpoints = as_served(scheduler.kv_cache_manager.coordinator).index.checkpoints
+    assert all(record.position > 0 for record in checkpoints.values())
     assert not scheduler._requests.failed_load_ids
     scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
     assert all_blocks_free(scheduler)
@@ -387,10 +389,11 @@ def test_what_arrived_is_hit_by_others(kinds: str) -> None:
     assert prompt is not None
     report(scheduler, output, finished_recving={"0"})
     scheduler.connector.matched = 0
-    output = scheduler.schedule()
-    assert output.num_scheduled_tokens == {"0": 10}
+    # In the very step in which the first goes on.
     scheduler.add_request(make_request("1", prompt))
-    assert scheduler.schedule().num_scheduled_tokens["1"] == 10
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 10, "1": 10}
+    # It is a request like others: what it leaves behind at its end is published too.
+    assert not as_served(scheduler.kv_cache_manager.coordinator).requests["0"].is_loading
 
 
 def test_a_window_that_moved_on_says_which_tokens_it_holds() -> None:
