@@ -142,7 +142,7 @@ def find_packed(model: CausalLM[Any], *, releases: bool) -> PackedWeights | None
     if model.dtype != torch.bfloat16:
         return None
     if model.packed is None:
-        model.packed = PackedWeights(releases=releases, kept=model.weights_for_torch())
+        model.packed = PackedWeights(releases=releases)
     return model.packed
 
 

@@ -27,7 +27,6 @@ from vllm import LLM
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.panels import scale_e4m3
 from vllm.model_executor.model_loader.loader import (
     load_model_weights,
     read_stored_tensors,
@@ -367,19 +366,6 @@ def _decoded(model: DecoderForCausalLM) -> list[torch.Tensor]:
             leaf.write_rows(0, rows)
             found.append(rows)
     return found
-
-
-def test_scales_that_leave_no_room_are_kept_as_numbers() -> None:
-    """Where a product of the least code would be below the least normal number."""
-    codes = torch.arange(127, dtype=torch.uint8).view(1, 127).view(torch.float8_e4m3fn)
-    for exponent in (-125, -118, -117, -30, 0, 60, 116, 117):
-        for divides in (False, True):
-            whole = torch.tensor(1.3 * 2.0**exponent)
-            own = scale_e4m3(codes, whole, divides=divides)
-            wide = codes.double()
-            exact = wide / whole.double() if divides else wide * whole.double()
-            assert torch.equal(own.widen(), exact.float())
-            assert (own.steps is not None) == (-117 <= exponent <= 116), (exponent, divides)
 
 
 def test_other_groups_than_the_config_says_are_refused(tmp_path: Path) -> None:

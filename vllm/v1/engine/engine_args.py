@@ -5,6 +5,7 @@ Everything wrong is told here, before weights load and without torch.
 
 import argparse
 import dataclasses
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -369,6 +370,12 @@ class EngineArgs:
         # The engine core looks again, but only seconds later.
         KVConnectorFactory.check_before_load(config)
         return config
+
+    def __post_init__(self) -> None:
+        # Programs have paths where the command line has texts.
+        for name in ("model", "tokenizer", "download_dir"):
+            if isinstance(path := getattr(self, name), os.PathLike):
+                setattr(self, name, os.fspath(path))
 
     def _check_values(self) -> None:
         """Refuse what is wrong by itself, before a checkpoint is looked for."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.exceptions import ContextLengthError, UserInputError
-from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType
+from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType, TextPrompt, TokensPrompt
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.generation_defaults import answer_limit, sampling_defaults
@@ -16,6 +16,7 @@ from vllm.v1.engine.params_completion import complete_from_tokenizer
 from vllm.v1.messages import EngineCoreRequest
 
 _MAX_SALT_CHARS = 128
+_PROMPT_FIELDS = TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys()
 # Characters that keys of external caches (paths, addresses) cannot carry.
 _SALT_FORBIDDEN = "@/\\\0"
 
@@ -92,6 +93,13 @@ class InputProcessor:
         )
 
     def _parse_mapping(self, prompt: Mapping[str, Any]) -> ParsedPrompt:
+        for name in prompt.keys() - _PROMPT_FIELDS:
+            if prompt[name]:
+                raise UserInputError(
+                    f"prompt.{name} is not supported: only texts and token ids are served, with "
+                    "cache_salt, cache_boundaries and cache_ttls.",
+                    "prompt",
+                )
         text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if text is not None and not isinstance(text, str):
             raise UserInputError(

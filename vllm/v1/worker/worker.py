@@ -245,11 +245,9 @@ class Worker:
                 f"quantization={named!r} rounds plain weights of one worker on a CPU, but "
                 f"{checkpoint} {reason}: leave it out."
             )
-        speculative = self._config.speculative_config
         return Int8Weights(
             [tensor.name for tensor in stored] if stored else None,
             inputs,
-            rounds_head=speculative is None or speculative.method != "mtp",
             ops=self._make_op_resolver(),
         )
 

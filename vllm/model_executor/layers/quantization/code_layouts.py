@@ -166,7 +166,7 @@ def read_nvfp4_codes(
         divides: Whether it divides the scales; else they are multiplied by it.
 
     Raises:
-        CheckpointError: It is not above zero and finite, or its quotients are not.
+        CheckpointError: The scale of the matrix is not finite or not above zero.
     """
     suffix, scale = whole
     value = float(scale)
