@@ -24,7 +24,7 @@ from triton.runtime import driver
 
 from benchmarks import gpu, gpu_packed
 from benchmarks.gpu_compile import META, Card, Rehearsal, describe_arg, run_ops, run_rest
-from vllm.gpu.step_model import make_graphed_step_model
+from vllm.gpu.step_model import can_replay, make_graphed_step_model
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.triton import launch as launching
 from vllm.v1.attention.ops.triton.registry import get_triton_op
@@ -91,6 +91,8 @@ def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], 
         pages = gpu.Pages(raw, model, META, 64 * 40, 0)
         for number, counts in enumerate(steps):
             pages.step([(100 * number + r, [1] * count) for r, count in enumerate(counts)])
+        if not can_replay(model, pages.layout):
+            return
         make_graphed_step_model(
             model,
             pages.layout,
@@ -98,7 +100,7 @@ def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], 
             META,
             Rehearsal(),
             sizes=gpu.choose_sizes(most),
-            max_tokens=2048,
+            max_tokens=gpu.MOST_TOKENS,
         )
 
 
@@ -117,10 +119,11 @@ def _run_invariance(family: str) -> None:
 
 
 def _run_packed(form: str) -> None:
-    source = gpu_packed.make_source(form, 1024, 2048, torch.device("cpu"))
-    for dtype in _DTYPES:
-        for rows in (1, 40):
-            get_triton_op("stored_linear")(torch.zeros(rows, 2048, dtype=dtype), source)
+    for width, dtypes in ((2048, _DTYPES), (8192, (torch.bfloat16,))):
+        source = gpu_packed.make_source(form, 128, width, torch.device("cpu"))
+        for dtype in dtypes:
+            for rows in (1, 40):
+                get_triton_op("stored_linear")(torch.zeros(rows, width, dtype=dtype), source)
 
 
 def _shorten(raw: dict[str, Any], num_layers: int) -> dict[str, Any]:

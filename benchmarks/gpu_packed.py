@@ -12,9 +12,10 @@ from vllm.model_executor.layers.quantization.panels import (
     CodedRows,
     GroupValues,
     PackedRows,
+    scale_e4m3,
     unit_of,
 )
-from vllm.model_executor.layers.quantization.storages import Fp4Groups, Fp8Blocks
+from vllm.model_executor.layers.quantization.storages import Fp8Blocks
 from vllm.v1.attention.ops import stored_products as by_torch
 from vllm.v1.attention.ops.stored import CodeKind, Inputs, RowSource
 from vllm.v1.attention.ops.triton.registry import get_triton_op
@@ -50,9 +51,11 @@ def make_source(name: str, rows: int, width: int, device: torch.device) -> RowSo
         fp8.codes.copy_(draw_bytes(rows, width, high=126))
         return fp8
     if name == "nvfp4":
-        fp4 = Fp4Groups(rows, width, 16, scales(rows, width // 16).to(device))
-        fp4.codes.copy_(draw_bytes(rows, width // 2))
-        return fp4
+        words = draw_bytes(rows, width // 2).view(torch.int32).to(device)
+        stored = draw_bytes(rows, width // 16, high=127).view(torch.float8_e4m3fn).to(device)
+        whole = torch.tensor(300.0, device=device)
+        numbers = scale_e4m3(stored, whole, divides=True)
+        return PackedRows(CodedRows("e2m1", words, width, 16, numbers), name)
     kind, group, beside, inputs = _FORMS[name]
     group = group or width
     words = draw_bytes(rows, 4 * -(-width // unit_of(kind).num_codes)).view(torch.int32).to(device)
@@ -111,16 +114,17 @@ def check_packed(
 
 def bench_packed(
     device: torch.device,
+    size: int,
     measure: Callable[[Callable[[], Any]], float],
     say: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Measures products of 8192 x 8192; returns GB/s of codes, or TFLOP/s of many rows."""
-    size, linear = 8192, get_triton_op("stored_linear")
+    """Measures products of size x size; returns GB/s of codes, or TFLOP/s of many rows."""
+    linear = get_triton_op("stored_linear")
     found: dict[str, Any] = {}
     for name in FORMS:
         source = make_source(name, size, size, device)
         num_bytes = size * size * (1 if name in ("fp8", "w8a16", "w8a8") else 0.5)
-        for count in (1, 16, 64, 4096):
+        for count in (1, 16, 64, size // 2):
             x = torch.randn(count, size, device=device, dtype=torch.bfloat16)
             seconds = measure(lambda x=x, source=source: linear(x, source))  # type: ignore[misc]
             found[f"{name} {count}"] = (

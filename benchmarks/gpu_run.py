@@ -44,6 +44,14 @@ _LEAST_S = 10
 _COMPILING_S = 130
 _KEPT_OUTPUT = 4000
 _STATUS = {0: "passed", 1: "wrong", 2: "skipped"}
+# Section, figure, at least or at most, aim.
+_AIMS = (
+    ("small", "decode, batch 1, graphs, share of bandwidth", ">=", 0.6),
+    ("small", "decode, batch 64, times transformers", ">=", 10.0),
+    ("small", "decode, batch 1, graphs, times no graphs", ">=", 3.0),
+    ("large", "prefill, share of bf16 rate", ">=", 0.5),
+    ("attention", "4096 tokens, of torch's time", "<=", 1.3),
+)
 
 
 def run_section(command: list[str], limit_s: float) -> dict[str, Any]:
@@ -85,6 +93,20 @@ def find_report(output: str) -> dict[str, Any]:
     return {}
 
 
+def compare_aims(sections: dict[str, Any]) -> list[str]:
+    """Returns a line for each aim: what was found, and whether that is enough."""
+    lines = []
+    for section, figure, sign, aim in _AIMS:
+        found = sections.get(section, {}).get("results", {}).get(figure)
+        if found is None:
+            told = "not measured"
+        else:
+            is_met = found >= aim if sign == ">=" else found <= aim
+            told = f"{found:.3g}, " + ("met" if is_met else "TO TUNE")
+        lines.append(f"{section}: {figure} {sign} {aim:g}: {told}")
+    return lines
+
+
 def main() -> int:
     """Run the sections; exits with 1 where one is wrong, failed or ran out of its time."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -111,6 +133,8 @@ def main() -> int:
         for key, value in found.get("results", {}).items():
             if key == "wrong" or name not in ("kernels",):
                 print(f"  {key:<48} {f'{value:.4g}' if isinstance(value, float) else value}")
+    if not report["machine"].get("card", "none").startswith("none"):
+        print("\n".join(compare_aims(report["sections"])))
     bad = [n for n, s in report["sections"].items() if s["status"] not in ("passed", "skipped")]
     print(f"{args.output}: " + (f"look at {', '.join(bad)}" if bad else "nothing is wrong"))
     return 1 if bad else 0

@@ -215,6 +215,11 @@ class Runner:
         )
         self._read()
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def run(self, message: Mapping[str, Any]) -> float:
         """Returns the seconds of processor time that a task took."""
         seconds: float = self.ask(message)["cpu_s"]

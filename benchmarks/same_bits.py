@@ -12,8 +12,9 @@ JSON line, which also counts what each setting is there for: hits, drafts, preem
 
 ``--shape`` serves random weights of a small shape: ``gemma4`` has windows, layers that share keys
 and values, and per-layer inputs, as E2B; ``gemma4-experts`` has one product for keys and values and
-experts beside the MLP, as 26B-A4B; the others have recurrent
-layers. ``--offline`` asks engines in this process in place of servers.
+experts beside the MLP, as 26B-A4B; the others have recurrent layers. Those that end in ``-mtp``
+have a block that drafts and is right about every second time, for the settings of that name.
+``--offline`` asks engines in this process in place of servers.
 """
 
 import argparse
@@ -34,6 +35,7 @@ import torch
 from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
+from tests.model_executor.models.decoder.drafting import write_drafting_model
 from tests.model_executor.models.decoder.reference import (
     gemma4_moe,
     gemma4_small,
@@ -88,6 +90,23 @@ SETTINGS = {
         ("--max-num-seqs", "64"), 64, times=10, pool_mib=4, counts="vllm:num_preemptions_total"
     ),
 }
+MTP = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}')
+MTP_SETTINGS = {
+    "mtp": Setting(
+        ("--max-num-seqs", "32", "--max-num-batched-tokens", "64", *MTP),
+        32,
+        threads=2,
+        times=2,
+        counts="vllm:spec_decode_num_accepted_tokens_total",
+    ),
+    "mtp-preemption": Setting(
+        ("--max-num-seqs", "64", *MTP),
+        64,
+        times=10,
+        pool_mib=4,
+        counts="vllm:num_preemptions_total",
+    ),
+}
 _GEMMA4 = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 128,
@@ -110,6 +129,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "kimi": kimi_linear(vocab_size=VOCAB_SIZE),
     # Of most prompts a part of the keys is chosen.
     "glm": glm5_next(vocab_size=VOCAB_SIZE, index_topk=32),
+}
+# Shape -> the drafting model of the tests.
+DRAFTING = {
+    "qwen3.5-mtp": "qwen 3.5",
+    "qwen3.5-experts-mtp": "qwen 3.5 with experts",
+    "qwen3-next-mtp": "qwen3-next",
+    "glm-mtp": "glm",
 }
 
 
@@ -165,6 +191,14 @@ async def ask_all(
     async with httpx.AsyncClient(timeout=600, limits=limits) as client:
         await asyncio.gather(*(ask(client, index) for index in order))
     return answers
+
+
+def write_shape(shape: str, folder: Path) -> None:
+    """Write the checkpoint of a shape."""
+    if shape in DRAFTING:
+        write_drafting_model(DRAFTING[shape], folder)
+    else:
+        write_model(SHAPES[shape], folder, byte_level())
 
 
 def read_counter(url: str, name: str) -> int:
@@ -257,16 +291,17 @@ def main() -> int:
     parser.add_argument(
         "--model", default="deepseek-v4", help="A folder or GGUF file; of 1,000 tokens at least."
     )
-    parser.add_argument("--shape", choices=SHAPES, help="In place of --model.")
+    parser.add_argument("--shape", choices=[*SHAPES, *DRAFTING], help="In place of --model.")
     parser.add_argument("--dtype", default="auto", help="As the server's.")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=8)
-    parser.add_argument("--settings", default=",".join(SETTINGS))
+    parser.add_argument("--settings", help="All that the model can run, if not given.")
     parser.add_argument("--offline", action="store_true", help="Engines in this process.")
     args = parser.parse_args()
     if args.offline:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     answer = answer_offline if args.offline else answer_with
+    settings = SETTINGS | (MTP_SETTINGS if args.shape in DRAFTING else {})
     prompts = make_prompts(args.requests, VOCAB_SIZE if args.shape else 1000)
     equal: dict[str, int] = {}
     counted: dict[str, int] = {}
@@ -274,10 +309,10 @@ def main() -> int:
         folder, model = Path(name), args.model
         if args.shape:
             model = str(folder / "model")
-            write_model(SHAPES[args.shape], Path(model), byte_level())
+            write_shape(args.shape, Path(model))
         alone, _ = answer(folder, model, args.dtype, prompts, args.tokens, ALONE)
-        for name in args.settings.split(","):
-            setting = SETTINGS[name]
+        for name in args.settings.split(",") if args.settings else settings:
+            setting = settings[name]
             answers, count = answer(folder, model, args.dtype, prompts, args.tokens, setting)
             equal[name] = sum(a == b for a, b in zip(answers, alone, strict=True))
             if setting.counts:

@@ -45,7 +45,11 @@ struct Build {
   void (*decoder_forward)(ThreadPool&, Workspace&, const vn_decoder_model&, const vn_step&,
                           float* stream);
   void (*decoder_logits)(ThreadPool&, Workspace&, const vn_decoder_model&, const float* stream,
-                         int64_t num_rows, float* logits);
+                         int64_t num_rows, bool is_normed, float* logits);
+  void (*decoder_norm)(ThreadPool&, const vn_decoder_model&, const float* stream, int64_t num_rows,
+                       float* normed);
+  void (*decoder_draft)(ThreadPool&, Workspace&, const vn_decoder_drafter&, const vn_step&,
+                        const float* streams, float* output);
   void (*decoder_settle)(ThreadPool&, Workspace&, const vn_decoder_model&, const vn_step&);
   void (*sample)(ThreadPool&, float* logits, int64_t vocab_size, const vn_draws&,
                  int64_t* token_ids);

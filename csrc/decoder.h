@@ -703,14 +703,47 @@ inline void decoder_settle(ThreadPool& pool, Workspace& space, const vn_decoder_
   }
 }
 
-inline void decoder_logits(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
-                           const float* stream, int64_t num_rows, float* logits) {
+inline void decoder_norm(ThreadPool& pool, const vn_decoder_model& m, const float* stream,
+                         int64_t num_rows, float* normed) {
   const int64_t d = m.hidden_size;
-  float* hidden = space.input.take(num_rows * d);
   for_rows(pool, num_rows, 4 * d, [&](int64_t row) {
-    rms_norm(stream + row * d, m.norm, 1.0f, d, m.norm_eps, hidden + row * d);
+    rms_norm(stream + row * d, m.norm, 1.0f, d, m.norm_eps, normed + row * d);
   });
-  multiply(pool, hidden, num_rows, m.head, logits);
+}
+
+inline void decoder_draft(ThreadPool& pool, Workspace& space, const vn_decoder_drafter& drafter,
+                          const vn_step& step, const float* streams, float* output) {
+  const vn_decoder_model& m = drafter.block;
+  const int64_t d = m.hidden_size, t = step.num_tokens;
+  float* joined = space.embedded.take(t * 2 * d);
+  for_rows(pool, t, 10 * d, [&](int64_t row) {
+    float* own = joined + row * 2 * d;
+    if (drafter.skips_first != 0 && step.positions[row] == 0) {
+      std::fill_n(own, d, 0.0f);
+    } else {
+      decode_matrix_row(m.embed, step.token_ids[row], own);
+      for (int64_t i = 0; i < d; ++i) own[i] *= m.embedding_scale;
+    }
+    rms_norm(own, drafter.embedding_norm, 1.0f, d, m.norm_eps, own);
+    rms_norm(streams + row * d, drafter.stream_norm, 1.0f, d, m.norm_eps, own + d);
+  });
+  float* stream = space.streams.take(t * d);
+  multiply(pool, joined, t, drafter.fc, stream);
+  DecoderLayers layers(pool, space, m, step, nullptr);
+  layers.run(0, stream);
+  layers.check();
+  decoder_norm(pool, m, stream, t, output);
+}
+
+inline void decoder_logits(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
+                           const float* stream, int64_t num_rows, bool is_normed,
+                           float* logits) {
+  if (!is_normed) {
+    float* hidden = space.input.take(num_rows * m.hidden_size);
+    decoder_norm(pool, m, stream, num_rows, hidden);
+    stream = hidden;
+  }
+  multiply(pool, stream, num_rows, m.head, logits);
   if (m.final_soft_cap == 0.0f) return;
   for_rows(pool, num_rows, 40 * int64_t{m.vocab_size}, [&](int64_t row) {
     float* own = logits + row * m.vocab_size;

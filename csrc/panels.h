@@ -22,6 +22,8 @@ namespace VN_BUILD {
 constexpr int kPanel = 64, kPanelVecs = kPanel / kLanes;
 // Inputs of one chain of sums: kept short, as a chain's rounding errors grow with it.
 constexpr int64_t kChain = 256;
+// Mantissas of e4m3.
+constexpr int64_t kSteps = 8;
 // Rows of inputs whose sums of a panel are kept at a time.
 constexpr int64_t kPanelRows = 96;
 // So many words on lies what is multiplied next: one stream, of which pages begin unasked.
@@ -30,9 +32,9 @@ constexpr int64_t kFetchWords = 1024;
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Calls body with what reads sixteen scales (or offsets) at a place, of a type of its own for each
-// kind of them.
+// kind of them. steps: of e4m3 ones, what the eight mantissas stand for.
 template <typename Body>
-VN_INLINE void with_scales(int32_t kind, const void* values, Body&& body) {
+VN_INLINE void with_scales(int32_t kind, const void* values, const float* steps, Body&& body) {
   const uint8_t* bytes = static_cast<const uint8_t*>(values);
   const uint16_t* halves = static_cast<const uint16_t*>(values);
   const float* floats = static_cast<const float*>(values);
@@ -40,15 +42,8 @@ VN_INLINE void with_scales(int32_t kind, const void* values, Body&& body) {
   if (kind == VN_SCALE_BF16) return body([=](int64_t at) VN_NOW { return load_bf16(halves + at); });
   if (kind == VN_SCALE_INT8) return body([=](int64_t at) VN_NOW { return load_int8(bytes + at); });
   if (kind == VN_SCALE_F32) return body([=](int64_t at) VN_NOW { return load(floats + at); });
-  body([=](int64_t at) VN_NOW {
-    uint32_t bits[kLanes];
-    float lanes[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      bits[i] = bytes[at + i] == 0 ? 0x00400000u : uint32_t{bytes[at + i]} << 23;
-    }
-    std::memcpy(lanes, bits, sizeof(lanes));
-    return load(lanes);
-  });
+  if (kind == VN_SCALE_E8M0) return body([=](int64_t at) VN_NOW { return load_e8m0(bytes + at); });
+  body([=](int64_t at) VN_NOW { return load_steps(bytes + at, steps); });
 }
 
 inline int unit_codes(int32_t kind) {
@@ -86,7 +81,7 @@ struct PanelView {
   }
   // Widens the scales, and what is added to weights, of some groups: out [count, 64].
   void widen_scales(int64_t g, int64_t count, float* out) const {
-    with_scales(m.scale_kind, m.scales, [&](auto read) VN_NOW {
+    with_scales(m.scale_kind, m.scales, steps(), [&](auto read) VN_NOW {
       each_sixteen(g, count, [&](int64_t i, int64_t at, int64_t factor_at) VN_NOW {
         const Vec own = read(at);
         const bool is_whole = m.scale_factors == nullptr;
@@ -95,7 +90,7 @@ struct PanelView {
     });
   }
   void widen_offsets(int64_t g, int64_t count, const float* scales, float* out) const {
-    with_scales(m.offset_kind, m.offsets, [&](auto read) VN_NOW {
+    with_scales(m.offset_kind, m.offsets, nullptr, [&](auto read) VN_NOW {
       each_sixteen(g, count, [&](int64_t i, int64_t at, int64_t factor_at) VN_NOW {
         const Vec own = read(at);
         if (m.offset_factors != nullptr) {
@@ -110,6 +105,9 @@ struct PanelView {
   }
 
  private:
+  const float* steps() const {
+    return m.scale_steps == nullptr ? nullptr : m.scale_steps + index * kSteps;
+  }
   // Calls body with the places of sixteen scales: among those of the groups, of all, and of factors.
   template <typename Body>
   VN_INLINE void each_sixteen(int64_t g, int64_t count, Body&& body) const {

@@ -62,16 +62,8 @@ inline int bits_of(int32_t kind) {
   return kind == VN_F32 ? 32 : kind == VN_BF16 ? 16 : kind == VN_MXFP4 ? 4 : 8;
 }
 
-// e8m0: 2^(byte - 127); the checkpoint's loader has refused 255.
-inline float widen_scale(uint8_t byte) {
-  const uint32_t bits = byte == 0 ? 0x00400000u : static_cast<uint32_t>(byte) << 23;
-  float scale;
-  std::memcpy(&scale, &bits, sizeof(scale));
-  return scale;
-}
-
 inline float read_scale(const uint8_t* scales, int64_t index, bool are_bytes) {
-  if (are_bytes) return widen_scale(scales[index]);
+  if (are_bytes) return widen_e8m0(scales[index]);
   float scale;
   std::memcpy(&scale, scales + sizeof(scale) * index, sizeof(scale));
   return scale;

@@ -49,6 +49,14 @@ inline float widen_e2m1(int code) {
   return kValues[code];
 }
 
+// 2^(code - 127), the lowest subnormal; the checkpoint's loader has refused 255.
+inline float widen_e8m0(uint8_t code) {
+  const uint32_t bits = code == 0 ? 0x00400000u : uint32_t{code} << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof(power));
+  return power;
+}
+
 // | sign | exponent 4, bias 7 | mantissa 3 |; the codes of NaN were refused at loading.
 inline float widen_e4m3(uint8_t code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
@@ -184,6 +192,23 @@ VN_INLINE Words six_bits(Words low, Words high) {
 }
 inline Vec load_e4m3(const uint8_t* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_half(p)), _mm512_set1_ps(256.0f))};
+}
+// Powers of two by their exponents, biased by 127; the lowest is subnormal.
+inline Vec load_e8m0(const uint8_t* p) {
+  const __m512i codes =
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm512_castsi512_ps(
+      _mm512_max_epu32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(0x00400000)))};
+}
+// What sixteen e4m3 codes stand for, given what the eight mantissas do: those times powers of two.
+inline Vec load_steps(const uint8_t* p, const float* steps) {
+  const __m512i bits = _mm512_castps_si512(load_e4m3(p).v);
+  const __m512 table = _mm512_castpd_ps(
+      _mm512_broadcast_f64x4(_mm256_castps_pd(_mm256_loadu_ps(steps))));
+  // A permutation reads four bits of a place: the table is there twice.
+  const __m512 own = _mm512_permutexvar_ps(_mm512_srli_epi32(bits, 20), table);
+  const __m512i power = _mm512_and_si512(bits, _mm512_set1_epi32(int(0xff800000u)));
+  return {_mm512_mul_ps(own, _mm512_castsi512_ps(power))};
 }
 inline Vec load_e2m1(const uint8_t* p) {
   return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(split_nibbles(p)),
@@ -386,6 +411,27 @@ inline Vec load_e4m3(const uint8_t* p) {
   return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), factor),
           _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), factor)};
 }
+// Powers of two by their exponents, biased by 127; the lowest is subnormal.
+inline __m256 powers_of(__m128i codes) {
+  return _mm256_castsi256_ps(_mm256_max_epu32(
+      _mm256_slli_epi32(_mm256_cvtepu8_epi32(codes), 23), _mm256_set1_epi32(0x00400000)));
+}
+inline Vec load_e8m0(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {powers_of(codes), powers_of(_mm_srli_si128(codes, 8))};
+}
+// What e4m3 codes stand for, given what the eight mantissas do: those times powers of two.
+inline __m256 in_steps(__m256 values, __m256 table) {
+  const __m256i bits = _mm256_castps_si256(values);
+  const __m256 own = _mm256_permutevar8x32_ps(table, _mm256_srli_epi32(bits, 20));
+  const __m256i power = _mm256_and_si256(bits, _mm256_set1_epi32(int(0xff800000u)));
+  return _mm256_mul_ps(own, _mm256_castsi256_ps(power));
+}
+inline Vec load_steps(const uint8_t* p, const float* steps) {
+  const Vec values = load_e4m3(p);
+  const __m256 table = _mm256_loadu_ps(steps);
+  return {in_steps(values.a, table), in_steps(values.b, table)};
+}
 inline __m256 e2m1_values(__m128i codes) {
   const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
   const __m256i wide = _mm256_cvtepu8_epi32(codes);
@@ -509,6 +555,20 @@ inline Words six_bits(const Words& low, const Words& high) {
 }
 inline Vec load_int8(const uint8_t* p) { VN_EACH_LANE(static_cast<float>(static_cast<int8_t>(p[i]))); }
 inline Vec load_e4m3(const uint8_t* p) { VN_EACH_LANE(widen_e4m3(p[i])); }
+inline Vec load_e8m0(const uint8_t* p) { VN_EACH_LANE(widen_e8m0(p[i])); }
+// What an e4m3 code stands for, given what the eight mantissas do: one of those times a power of two.
+inline float widen_steps(uint8_t code, const float* steps) {
+  const float value = widen_e4m3(code);
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const uint32_t power_bits = bits & 0xff800000u;
+  float power;
+  std::memcpy(&power, &power_bits, sizeof(power));
+  return steps[bits >> 20 & 7] * power;
+}
+inline Vec load_steps(const uint8_t* p, const float* steps) {
+  VN_EACH_LANE(widen_steps(p[i], steps));
+}
 inline Vec load_e2m1(const uint8_t* p) { VN_EACH_LANE(widen_e2m1(p[i / 2] >> i % 2 * 4 & 15)); }
 inline Vec add(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] + b.v[i]); }
 inline Vec sub(const Vec& a, const Vec& b) { VN_EACH_LANE(a.v[i] - b.v[i]); }

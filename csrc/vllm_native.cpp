@@ -320,9 +320,28 @@ int32_t vn_decoder_forward(vn_context* context, const vn_decoder_model* model, c
 }
 
 int32_t vn_decoder_logits(vn_context* context, const vn_decoder_model* model, const float* stream,
-                          int64_t num_rows, float* logits) {
+                          int64_t num_rows, int32_t is_normed, float* logits) {
   return guarded(context, [&] {
-    context->build.decoder_logits(context->pool, context->space, *model, stream, num_rows, logits);
+    context->build.decoder_logits(context->pool, context->space, *model, stream, num_rows,
+                                  is_normed != 0, logits);
+  });
+}
+
+int32_t vn_decoder_norm(vn_context* context, const vn_decoder_model* model, const float* stream,
+                        int64_t num_rows, float* normed) {
+  return guarded(context, [&] {
+    context->build.decoder_norm(context->pool, *model, stream, num_rows, normed);
+  });
+}
+
+int32_t vn_decoder_draft(vn_context* context, const vn_decoder_drafter* drafter,
+                         const vn_step* step, const float* streams, float* output) {
+  return guarded(context, [&] {
+    const vn_decoder_model& block = drafter->block;
+    check(block.num_layers == 1 && block.num_streams == 0 && block.layers[0].recurrence == nullptr,
+          "a block that drafts is one layer of attention");
+    CheckedStep(block.vocab_size, *step).check_layer(block.layers[0]);
+    context->build.decoder_draft(context->pool, context->space, *drafter, *step, streams, output);
   });
 }
 

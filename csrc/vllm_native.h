@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 15
+#define VN_ABI_VERSION 17
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -68,7 +68,8 @@ enum vn_scale_kind {
   VN_SCALE_F16 = 1,
   VN_SCALE_BF16 = 2,
   VN_SCALE_INT8 = 3,
-  VN_SCALE_E8M0 = 4
+  VN_SCALE_E8M0 = 4,
+  VN_SCALE_E4M3 = 5  // with scale_steps
 };
 
 // A matrix packed for products: outputs in lanes, 64 to a panel, padded with zero codes. P panels,
@@ -85,6 +86,8 @@ typedef struct {
                                    // points, so that the offset is -zero * scale
   const uint16_t* offset_factors;  // as scale_factors
   const int32_t* order;            // [cols]: the input that the k-th code is of, or null: k
+  // [P, 8], of e4m3 scales: what 1, 1.125 .. 1.875 stand for; others are powers of two of them.
+  const float* scale_steps;
   int32_t code_kind, scale_kind, offset_kind;
   int32_t group, factor_groups;
   int32_t input_kind;  // of bytes: at most 131,072 inputs to a group
@@ -344,6 +347,17 @@ typedef struct {
   float hyper_eps;
 } vn_decoder_model;
 
+// A block that drafts the token after the next one, from a model's normed stream at t:
+//   fc [norm(embedding of the token at t + 1) | norm(stream)], one layer, the block's norm
+typedef struct {
+  // Of one layer, whose caches are addressed by the groups of the block's own steps, and one stream;
+  // embedding and head are the model's. All rows are computed.
+  vn_decoder_model block;
+  vn_matrix fc;                               // [D, 2 * D]
+  const float *embedding_norm, *stream_norm;  // [D]
+  int32_t skips_first, unused;                // zeros stand for the embedding at position 0
+} vn_decoder_drafter;
+
 // ---- sampling -------------------------------------------------------------------------------
 
 // Which rows of logits are drawn from, and how.
@@ -394,11 +408,18 @@ VN_API int32_t vn_v4_forward_mtp(vn_context*, const vn_v4_model*, const vn_step*
 // Logits [M, vocab] of any M rows of streams [M, n, D]; of the MTP block's if is_mtp.
 VN_API int32_t vn_v4_logits(vn_context*, const vn_v4_model*, const float* streams, int64_t num_rows,
                      int32_t is_mtp, float* logits);
-// The same two for a decoder; its stream is [T, D].
+// The same two for a decoder; its stream is [T, D]. is_normed: the rows have passed the last norm.
 VN_API int32_t vn_decoder_forward(vn_context*, const vn_decoder_model*, const vn_step*,
                                   float* stream);
 VN_API int32_t vn_decoder_logits(vn_context*, const vn_decoder_model*, const float* stream,
-                                 int64_t num_rows, float* logits);
+                                 int64_t num_rows, int32_t is_normed, float* logits);
+// Rows [M, D] of a decoder's stream behind its last norm, which its head reads: normed.
+VN_API int32_t vn_decoder_norm(vn_context*, const vn_decoder_model*, const float* stream,
+                               int64_t num_rows, float* normed);
+// Runs a block that drafts over `streams` [T, D] at the step's positions, token_ids being the next
+// tokens; writes its caches. streams: normed, or what an earlier call returned. output: [T, D], normed.
+VN_API int32_t vn_decoder_draft(vn_context*, const vn_decoder_drafter*, const vn_step*,
+                                const float* streams, float* output);
 // Stores the states behind accepted drafts of the last step. Of `step` only requests, starts, counts
 // (accepted tokens, from the first draft on), row_starts (among that step's drafts), tables and the
 // drafts are read.

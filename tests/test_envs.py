@@ -76,3 +76,12 @@ def test_none_is_told_from_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not envs.is_set(INTERVAL)
     monkeypatch.setenv(INTERVAL, "none")
     assert envs.is_set(INTERVAL)
+
+
+def test_variables_that_nothing_reads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_CPU_KV_CACHE_SPACE", "VLLM_USE_V1", "VLLM_NATIVE", "VLLM_ASCEND_REFERENCE"):
+        monkeypatch.setenv(name, "1")
+    misspelt, foreign = envs.describe_unknown()
+    assert misspelt.startswith("VLLM_CPU_KV_CACHE_SPACE has no effect")
+    assert misspelt.endswith("did you mean VLLM_CPU_KVCACHE_SPACE?")
+    assert foreign == "VLLM_USE_V1 has no effect: this server reads no such variable."

@@ -41,7 +41,7 @@ def test_lines_of_a_request_carry_its_id(capsys: pytest.CaptureFixture[str]) -> 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("(EngineCore) ", log_format="json")
     token = current_request_id.set("req-2")
-    logger.warning("it's %s", '"quoted"\nand long')
+    logger.warning("it's %s", '"quoted"\nand long', extra={"color_message": "for terminals"})
     current_request_id.reset(token)
     (line,) = _lines(capsys)
     record = json.loads(line)
@@ -52,6 +52,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert record["file"] == "test_logger.py"
     assert isinstance(record["line"], int)
     assert record["time"]
+    fields = "time level process file line message request_id"
+    assert sorted(record) == sorted(fields.split())
 
 
 def test_an_error_carries_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 names the variable, the value and what is allowed.
 """
 
+import difflib
 import math
 import os
 from collections.abc import Callable
@@ -209,6 +210,25 @@ def check_values() -> None:
     """
     for read in _READERS.values():
         read()
+
+
+def describe_unknown() -> list[str]:
+    """Return a sentence for each variable of our prefix that nothing reads: misspelt, or vLLM's.
+
+    Those of the Ascend tree and of the tests' faults have readers of their own.
+    """
+    own_readers = ("VLLM_ASCEND_", "VLLM_FLEET_")
+    unknown = sorted(
+        name
+        for name in os.environ
+        if name.startswith("VLLM_") and name not in _READERS and not name.startswith(own_readers)
+    )
+    near = {name: difflib.get_close_matches(name, _READERS, 1, 0.85) for name in unknown}
+    return [
+        f"{name} has no effect: this server reads no such variable"
+        + (f"; did you mean {near[name][0]}?" if near[name] else ".")
+        for name in unknown
+    ]
 
 
 def is_set(name: str) -> bool:

@@ -15,6 +15,8 @@ current_request_id: ContextVar[str] = ContextVar("current_request_id", default="
 
 _FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d]%(in_request)s %(message)s"
 _DATE_FORMAT = "%m-%d %H:%M:%S"
+# What records carry for lines of text: ours, and uvicorn's message in colours.
+_OF_TEXT_LINES = ("in_request", "color_message")
 _LOGGERS = ("vllm", "vllm_ascend", "uvicorn")
 
 
@@ -68,13 +70,16 @@ def _make_formatter(prefix: str, log_format: str) -> logging.Formatter:
         )
     if log_format == "text":
         return logging.Formatter(prefix + _FORMAT, _DATE_FORMAT)
-    from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415  # only who asks for it
+    # Only who asks for it pays for the import.
+    from pythonjsonlogger.core import RESERVED_ATTRS  # noqa: PLC0415
+    from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415
 
     return JsonFormatter(
         ["levelname", "filename", "lineno", "message", "request_id"],
         rename_fields={"levelname": "level", "filename": "file", "lineno": "line"},
         static_fields={"process": prefix.strip(" ()") or "APIServer"},
         timestamp="time",
+        reserved_attrs=[*RESERVED_ATTRS, *_OF_TEXT_LINES],
     )
 
 

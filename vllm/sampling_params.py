@@ -192,6 +192,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     eos_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        try:
+            self._settle()
+        except TypeError as error:
+            raise _name_wrong_type(self) or error from error
+
+    def _settle(self) -> None:
         self._check_ranges()
         if self.stop is None:
             self.stop = []
@@ -321,5 +327,22 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         self.stop_token_ids += [i for i in ids if i != eos_token_id and i not in known]
 
     def clone(self) -> "SamplingParams":
-        """Return an independent copy (children of a request with n > 1 get their own seeds)."""
-        return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        """Return an independent copy (children of a request with n > 1 get their own seeds).
+
+        Raises:
+            UserInputError: A field is of the wrong type.
+        """
+        try:
+            return msgspec.convert(msgspec.to_builtins(self), SamplingParams)
+        except msgspec.ValidationError as error:
+            raise _name_wrong_type(self) or error from error
+
+
+def _name_wrong_type(params: SamplingParams) -> UserInputError | None:
+    """Return the error of the first field whose value is of another type than it says."""
+    for field in msgspec.structs.fields(SamplingParams):
+        try:
+            msgspec.convert(getattr(params, field.name), field.type)
+        except msgspec.ValidationError as error:
+            return UserInputError(f"{field.name}: {error}.", field.name)
+    return None

@@ -147,6 +147,10 @@ class Recording(TorchDispatchMode):
             raise HostReadError(f"{func} waits for the device")
         self._check(str(func), (args, kwargs))
         result = func(*args, **kwargs)
+        if func.namespace == "c10d":
+            # A collective writes what it was given; its second result is waited for.
+            self._entries.append(lambda: func(*args, **kwargs)[1].wait())
+            return result
         if any(item.alias_info is not None and item.alias_info.is_write for item in _sides(func)):
             self._entries.append(lambda: func(*args, **kwargs))
             return result

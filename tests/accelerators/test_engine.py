@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.accelerators.asking import Answers, ask, find_few_kernels
 from tests.model_executor.model_loader.packed_formats import FORMATS, Format, write_quantised
 from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE, write_model
 from tests.model_executor.models.decoder.drafting import write_drafting_model
@@ -15,66 +17,30 @@ from tests.model_executor.models.decoder.reference import (
     published_tensors,
     qwen3_5,
 )
-from tests.model_executor.models.hf_reference import random_tokens
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.spec_decode.tiny_engine import write_tiny
-from vllm import LLM, SamplingParams
 from vllm.assets.published_spelling import Spelling
 from vllm.assets.quantise import quantise_checkpoint
 from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.model_executor.models.decoder.feed_forward import ExpertBank
+from vllm.platforms.cuda import CudaReferencePlatform
 from vllm.platforms.resolve import get_current_platform
 from vllm.v1.attention.ops import reference
 
 pytestmark = pytest.mark.slow
 
-NUM_ANSWER = 2
-# Ids of an answer, tokens of its prompt that were hit, drafts that stood.
-Answers = list[tuple[list[int], int | None, int]]
-
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Answers]]:
-    """Asks an engine on a platform for answers; with drafts, for a few tokens more."""
+    """Asks an engine on a platform."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
 
-    def answer(folder: Path, platform: str, block_size: int, num_drafts: int = 0) -> Answers:
+    def answer(folder: Path, platform: str, *arguments: Any, **settings: Any) -> Answers:
         monkeypatch.setenv("VLLM_CUDA_REFERENCE", "1" if platform == "cuda-reference" else "0")
         get_current_platform.cache_clear()
         assert get_current_platform().device_name == platform
-        prompts = [random_tokens(length, length, VOCAB_SIZE - 60) for length in (5, 35)]
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=NUM_ANSWER + 2 * num_drafts,
-            ignore_eos=True,
-            detokenize=False,
-        )
-        drafts = {"method": "mtp", "num_speculative_tokens": num_drafts}
-        with LLM(
-            model=str(folder),
-            block_size=block_size,
-            max_model_len=256,
-            max_num_batched_tokens=32,
-            num_gpu_blocks_override=300,
-            skip_tokenizer_init=True,
-            speculative_config=drafts if num_drafts else None,
-            disable_log_stats=False,
-        ) as llm:
-            outputs = llm.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
-            )
-            # The second prompt again, and on: a hit.
-            again = [*prompts[1], *random_tokens(9, 1, VOCAB_SIZE - 60)]
-            outputs += llm.generate([{"prompt_token_ids": again}], params, use_tqdm=False)
-        return [
-            (
-                list(out.outputs[0].token_ids),
-                out.num_cached_tokens,
-                out.metrics.num_accepted_tokens,
-            )
-            for out in outputs
-        ]
+        return ask(folder, *arguments, **settings)
 
     yield answer
     get_current_platform.cache_clear()
@@ -186,8 +152,8 @@ def test_deepseek_v4_answers_as_on_a_cpu(
     run: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_tiny(tmp_path / "plain")
-    drafted = run(source, "cuda-reference", 32, 1)
-    assert drafted == run(source, "cpu", 32, 1)
+    drafted = run(source, "cuda-reference", 32, 1, lengths=(35,))
+    assert drafted == run(source, "cpu", 32, 1, lengths=(35,))
     assert sum(accepted for *_, accepted in drafted)
     # As it is released: FP8, its experts FP4.
     folder = tmp_path / "published"
@@ -198,5 +164,7 @@ def test_deepseek_v4_answers_as_on_a_cpu(
         raise AssertionError("experts are multiplied one by one")
 
     monkeypatch.setattr(reference, "mix_expert_products", refuse)
+    # The other kernels ran above.
+    monkeypatch.setattr(CudaReferencePlatform, "get_op", lambda _, name: find_few_kernels(name))
     assert run(folder, "cuda-reference", 32) == answers
     assert answers[-1][1] == 32

@@ -8,6 +8,7 @@ import torch
 
 from tests.accelerators.test_elementwise import random
 from tests.accelerators.test_paged_attention import make_case
+from tests.accelerators.test_recurrent import Runs
 from vllm.v1.attention.ops.triton.attention import attend_keys
 from vllm.v1.attention.ops.triton.paged_attention import ScorePlan, attend_pages
 from vllm.v1.attention.ops.triton.pages import copy_blocks, write_slots
@@ -65,3 +66,12 @@ def test_attention_to_keys_of_many_heads(values: torch.Tensor) -> None:
     expected = attend_keys(queries, keys.contiguous(), keys.contiguous(), None, False, 0.2, 0.0)
     found = attend_keys(queries, keys, keys, None, False, 0.2, 0.0)
     assert torch.equal(found[0], expected[0])
+
+
+def test_states_in_pages(tmp_path: Path) -> None:
+    runs = Runs([(5, True, [2, 5]), (1, False, [1])], is_by_channel=True, page_values=90)
+    num_blocks, stride = len(runs.pages), 1 << 25
+    assert int(runs.tables.block_ids.max()) * stride > 1 << 31
+    values = torch.from_file(str(tmp_path / "states"), shared=True, size=num_blocks * stride)
+    runs.pages = values.as_strided(runs.pages.shape, (stride, 1, 1)).copy_(runs.pages)
+    runs.check()

@@ -145,6 +145,11 @@ def make_experts(form: str, height: int, seed: int) -> list[RowSource]:
             fp4 = Fp4Groups(rows, width, 8, random(number, rows, width // 8).abs())
             fp4.codes.copy_(torch.randint(0, 256, fp4.codes.shape, dtype=torch.uint8))
             matrices.append(fp4)
+        elif form == "nvfp4":
+            # Every matrix has a scale of its own.
+            own = make_packed("e2m1", rows, width, 16, "e4m3", seed=number)
+            assert own.scales.steps is not None
+            matrices.append(pack(own))
         else:
             is_ordered = form == "in order of weights"
             own = make_packed(
@@ -154,7 +159,7 @@ def make_experts(form: str, height: int, seed: int) -> list[RowSource]:
     return matrices
 
 
-@pytest.mark.parametrize("form", ["fp8", "fp4", "in order of weights", "of odd width"])
+@pytest.mark.parametrize("form", ["fp8", "fp4", "nvfp4", "in order of weights", "of odd width"])
 def test_experts_of_any_storage_are_one_product(form: str) -> None:
     num_experts, height = 3, 40
     matrices = [make_experts(form, height, 10 * expert) for expert in range(num_experts)]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.accelerators.asking import find_few_kernels
 from tests.accelerators.comparing import assert_near
 from tests.accelerators.graph_recorder import (
     GraphRecorder,
@@ -14,6 +15,7 @@ from tests.accelerators.graph_recorder import (
     HostReadError,
     NoHostReads,
 )
+from tests.distributed.rank_threads import Meeting, ThreadGroup
 from tests.model_executor.models.decoder.building import build_model, make_harness
 from tests.model_executor.models.decoder.reference import (
     PARITY_CONFIGS,
@@ -26,6 +28,7 @@ from tests.model_executor.models.decoder.reference import (
     published_tensors,
     qwen3,
     qwen3_5,
+    qwen3_moe,
 )
 from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.harness import build_model as build_v4_model
@@ -43,9 +46,9 @@ from vllm.gpu.step_model import (
     stack_experts,
 )
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention import entry_tables
 from vllm.v1.attention.entry_tables import LaidOutStep
-from vllm.v1.attention.ops.registry import Op, get_reference_op
 from vllm.v1.attention.ops.triton.registry import get_triton_op
 from vllm.v1.attention.paged_tables import PagedTablesBuilder
 
@@ -178,13 +181,6 @@ def test_decode_graphs_replay_what_the_model_computes(name: str) -> None:
             assert_near(row, expected, 1e-4)
 
 
-def find_few_kernels(name: str) -> Op:
-    """Returns what a graph needs of Triton, and the reference's op for the rest, which is fast."""
-    kernels = ("write_rows", "read_rows", "list_entries", "run_experts", "stored_linear")
-    kernels += ("stored_grouped_linear", "read_stored_rows")
-    return get_triton_op(name) if name in kernels else get_reference_op(name)
-
-
 def test_deepseek_v4s_decode_graphs_replay_what_the_model_computes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -222,6 +218,24 @@ def test_deepseek_v4s_decode_graphs_replay_what_the_model_computes(
         assert isinstance(harness.last_meta, LaidOutStep)
         for row, right in zip(found, wanted, strict=True):
             assert_near(row, right, 1e-4)
+
+
+@pytest.mark.parametrize("raw", [qwen3_moe(), gpt_oss()], ids=["gated", "clamped"])
+def test_experts_of_other_ranks_are_waited_for(raw: dict[str, Any]) -> None:
+    """Which of a step's choices are this rank's is known on the device alone."""
+    entry = resolve_model(raw["architectures"])
+    group = ThreadGroup(0, Meeting(2))
+    for spreads_experts in (False, True):
+        model = entry.load_model_class()(
+            entry.parse_config(raw),
+            ops=get_triton_op,
+            dtype=torch.float32,
+            device="cpu",
+            group=group,
+            spreads_experts=spreads_experts,
+        )
+        layout = make_harness(model).layout
+        assert can_replay(model, layout) is not spreads_experts
 
 
 def test_the_recorder_refuses_what_a_graph_would_get_wrong() -> None:

@@ -74,16 +74,17 @@ def test_embeddings_are_hashed_by_a_global_that_is_counted(
     assert calls == [4]
 
 
+@pytest.mark.parametrize("group", [7, -1])
 def test_an_event_of_an_unknown_group_is_warned_of_and_passed_on(
-    monkeypatch: pytest.MonkeyPatch,
+    group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger = Mock()
     monkeypatch.setattr(kv_cache_manager, "logger", logger)
     manager = make_manager(make_config(5, [full()]), enable_kv_cache_events=True)
-    event = BlockStored([1], None, [1] * 16, 16, None, None, None, group_idx=7)
+    event = BlockStored([1], None, [1] * 16, 16, None, None, None, group_idx=group)
     manager.block_pool.kv_event_queue.append(event)
     assert manager.take_events() == [event]
-    logger.warning.assert_called_once_with("Group index `%s` not in KV cache metadata", 7)
+    logger.warning.assert_called_once_with("Group index `%s` not in KV cache metadata", group)
     assert kv_cache_manager.Request is Request
 
 

@@ -311,6 +311,10 @@ def test_resets_while_blocks_are_held(resets_running: bool) -> None:
     if resets_running:
         assert [r.request_id for r in scheduler.waiting] == ["0", "1", "2"]
         assert not scheduler.running
+        # They begin anew: workers are told all of their tokens, though they were in the last step.
+        cached = scheduler.schedule().scheduled_cached_reqs
+        assert cached.resumed_req_ids == {"0", "1", "2"}
+        assert cached.all_token_ids == {name: [int(name)] * 20 for name in "012"}
 
 
 def test_a_scheduler_that_runs_ahead() -> None:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 _TIMEOUT_S = 60.0
 
 
-class _Meeting:
+class Meeting:
     """Owns: what the threads hand each other."""
 
     def __init__(self, size: int) -> None:
@@ -22,7 +22,7 @@ class _Meeting:
 class ThreadGroup:
     """One thread's side of a ``TensorParallelGroup``; counts its collectives."""
 
-    def __init__(self, rank: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self.size = rank, len(meeting.tensors)
         self.num_calls = 0
         self._meeting = meeting
@@ -51,7 +51,7 @@ class ThreadGroup:
 
 def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     """Call ``work`` once per rank, at the same time; the results in rank order."""
-    meeting = _Meeting(size)
+    meeting = Meeting(size)
 
     def run(rank: int) -> T:
         try:

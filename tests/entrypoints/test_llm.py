@@ -88,6 +88,12 @@ def test_each_prompt_may_have_its_own_parameters(llm):
         llm.generate(["a", "b"], GREEDY, priority=[1])
 
 
+def test_parameters_that_are_none_are_refused(llm):
+    for given in ({"temperature": 0}, [{"temperature": 0}], 5):
+        with pytest.raises(UserInputError, match="must be a SamplingParams"):
+            llm.generate("a", given, use_tqdm=False)
+
+
 def test_a_wrong_prompt_leaves_nothing_behind(llm):
     with pytest.raises(UserInputError, match="empty"):
         llm.generate(["fine", ""], GREEDY, use_tqdm=False)
@@ -95,7 +101,7 @@ def test_a_wrong_prompt_leaves_nothing_behind(llm):
     assert len(llm.generate("fine", GREEDY, use_tqdm=False)) == 1
 
 
-@pytest.mark.parametrize("prompts", [5, None])
+@pytest.mark.parametrize("prompts", [5, None, b"ab"])
 def test_what_is_no_prompt_at_all(prompts):
     with pytest.raises(UserInputError, match="neither a text"):
         _as_prompts(prompts)

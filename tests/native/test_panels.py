@@ -14,6 +14,7 @@ from vllm.model_executor.layers.quantization.panels import (
     pack_bytes,
     pack_nibbles,
     pack_six_bits,
+    scale_e4m3,
 )
 from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
 from vllm.native.tensors import TensorBinder
@@ -55,6 +56,11 @@ def make_packed(
         if kind == "e8m0":
             powers = torch.randint(120, 130, (rows, num_groups), generator=generator)
             return GroupValues(powers.to(torch.uint8))
+        if kind == "e4m3":
+            stored = torch.randint(0, 127, (rows, num_groups), generator=generator).byte()
+            whole = values.flatten()[0] / 300
+            codes = stored.view(torch.float8_e4m3fn)
+            return scale_e4m3(codes, whole, divides=True)
         if kind == "zeros":
             zeros = torch.randint(-8, 8, (rows, num_groups), generator=generator)
             return GroupValues(zeros.to(torch.int8))
@@ -105,6 +111,7 @@ CASES: list[tuple[CodeKind, str, str]] = [
     ("uint4", "f16", "f16"),
     ("iq4", "k", "none"),
     ("e2m1", "e8m0", "none"),
+    ("e2m1", "e4m3", "none"),
     ("int8", "f32", "none"),
     ("int8", "k", "none"),
     ("int8", "f16", "f16"),
@@ -112,6 +119,7 @@ CASES: list[tuple[CodeKind, str, str]] = [
     ("int6", "k", "none"),
     ("int6", "f16", "f16"),
     ("e4m3", "f32", "none"),
+    ("e4m3", "e8m0", "none"),
 ]
 
 

@@ -28,6 +28,23 @@ def send(fleet: Fleet, name: str, hashes: list[int], wanted: int | None = None) 
     return fleet.place(name, list(fleet.living()))
 
 
+def test_a_tenants_requests_do_not_gather_on_a_replica() -> None:
+    fleet = make_fleet()
+    fleet.see(["x", "y"])
+    places = []
+    for number in range(4):
+        fleet.expect(f"a{number}", [number], 33, 0, tenant="a")
+        assert fleet.place(f"a{number}", ["x", "y"]) == "x"
+    for number in range(10, 16):
+        fleet.expect(f"b{number}", [number], 33, 1, tenant="b")
+        assert fleet.place(f"b{number}", ["x", "y"]) == "y"
+    for name, tenant in (("next of a", "a"), ("next of b", "b"), ("of nobody", None)):
+        fleet.expect(name, [99], 33, None, tenant=tenant)
+        places.append(fleet.place(name, ["x", "y"]))
+        fleet.forget(name)
+    assert places == ["y", "x", "x"]
+
+
 def test_requests_go_where_their_prefix_is_and_not_to_who_leaves() -> None:
     fleet = make_fleet()
     assert send(fleet, "early", [1]) is None

@@ -176,7 +176,10 @@ def test_threads_share_one_tokenizer(embedded):
 
 
 def test_folder_without_a_tokenizer(tmp_path):
-    with pytest.raises(ConfigError, match=r"tokenizer\.json does not exist"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json does not exist.*--tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tiktoken.model").touch()
+    with pytest.raises(ConfigError, match=r"needed\. tiktoken\.model cannot be read"):
         Tokenizer.from_folder(tmp_path)
 
 

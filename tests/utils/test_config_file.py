@@ -41,6 +41,27 @@ def test_a_file_says_what_the_command_line_could(file: Path) -> None:
     assert [flag.names[0] for flag in args.ignored_flags] == ["--trust-remote-code"]
 
 
+def test_a_text_is_what_the_file_says_letter_by_letter(tmp_path: Path) -> None:
+    """YAML would make 83, 45045, true, 1000 and 31 of these, and a server would know other keys."""
+    path = tmp_path / "flags.yaml"
+    path.write_text(
+        "api-key: [0123, 12:30:45, yes, 1_000, 'a b']\nadmin-api-key: 0x1F\nrevision: 0123456\n"
+        "served-model-name: on\nhost: 1.10\nport: 8_001\nmax-model-len: 4k\nreasoning-parser: no"
+    )
+    args = make_parser().parse_args(["serve", "--config", str(path)])
+    assert list(args.api_key) == ["0123", "12:30:45", "yes", "1_000", "a b"]
+    assert (args.admin_api_key, args.revision, args.host) == ("0x1F", "0123456", "1.10")
+    assert args.served_model_name == ["on"]
+    assert (args.port, args.max_model_len, args.reasoning_parser) == (8001, 4000, "no")
+
+
+def test_merged_flags_are_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text("port: 7\nhf-overrides: &a {revision: r1, host: h}\n<<: *a\n")
+    args = make_parser().parse_args(["serve", "--config", str(path)])
+    assert (args.port, args.revision, args.host) == (7, "r1", "h")
+
+
 def test_the_command_line_goes_before_it(file: Path) -> None:
     arguments = ["serve", f"--config={file}", "m", "--port", "9", "--enable-prefix-caching"]
     args = make_parser().parse_args(arguments)

@@ -24,6 +24,8 @@ QUANTIZATIONS = (
     "auto_gptq",
     "gptq_marlin",
     "fp8",
+    "modelopt",
+    "modelopt_fp4",
     "gguf",
     "ascend",
 )
@@ -114,7 +116,8 @@ class ModelConfig:
         elif self.hf_config and self.max_model_len > derived:
             raise ConfigError(
                 f"max_model_len={self.max_model_len} exceeds the model's context of {derived} "
-                "tokens (max_position_embeddings in its config.json): give a smaller one."
+                "tokens (max_position_embeddings in its config.json): give a smaller one, or "
+                "stretch the context by --hf-overrides (docs/models.md)."
             )
         if not self.served_model_names:
             self.served_model_names = (self.model,)

@@ -11,7 +11,7 @@ which takes options that only pass through to a configuration from there (:func:
 a server is told, in ``ServerArgs``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -168,6 +168,8 @@ def check_options(owner: Any, *, by_flag: bool = False) -> None:
             leave = ", or leave it out" if option.default is None else ""
             raise ConfigError(f"{named} is unknown: use one of {', '.join(about.choices)}{leave}.")
         kind, words = _NUMBERS.get(plain_type(option.type), (object, ""))
+        if get_origin(plain_type(option.type)) in (dict, Mapping):
+            kind, words = Mapping, "a dictionary"
         if not isinstance(value, kind) or (words and isinstance(value, bool)):
             raise ConfigError(f"{named} must be {words}.")
         if about.limit is not None and not about.limit.holds(value):

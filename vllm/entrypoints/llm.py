@@ -2,12 +2,14 @@
 
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
 import msgspec
 
+from vllm.entrypoints.foreign_arguments import take_engine_arguments
 from vllm.entrypoints.progress import PromptProgress, UseTqdm
 from vllm.exceptions import UserInputError
 from vllm.inputs import PromptType, TokensPrompt
@@ -41,7 +43,8 @@ class LLM:
         chat_template: A Jinja template, or its file, instead of the model's own chat format.
         allow_special_tokens_in_content: Whether special tokens spelled in a chat message become
             special; else they stay text.
-        **engine_args: As in ``EngineArgs``: ``max_model_len``, ``block_size``, ``dtype``, ...
+        **engine_args: As in ``EngineArgs``: ``max_model_len``, ``block_size``, ``dtype``. vLLM's
+            others are judged as its flags are: without effect, or refused by name.
 
     Raises:
         ConfigError: An argument or the checkpoint's configuration is wrong.
@@ -50,7 +53,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "deepseek-v4",
+        model: str | os.PathLike[str] = "deepseek-v4",
         *,
         chat_template: str | None = None,
         allow_special_tokens_in_content: bool = False,
@@ -58,7 +61,8 @@ class LLM:
     ) -> None:
         if not logging.getLogger("vllm").handlers:
             setup_logging()
-        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args))
+        known = take_engine_arguments(engine_args)
+        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=os.fspath(model), **known))
         self._chat_template = chat_template
         self._allows_special_tokens = allow_special_tokens_in_content
         self._request_ids = itertools.count()
@@ -172,6 +176,14 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             return [_final_only(given)] * len(prompts)
+        if not isinstance(given, Sequence) or not all(
+            isinstance(params, SamplingParams) for params in given
+        ):
+            raise UserInputError(
+                "sampling_params must be a SamplingParams, or a list of them, not "
+                f"{type(given).__name__}.",
+                "sampling_params",
+            )
         if len(given) != len(prompts):
             raise UserInputError(
                 f"There are {len(prompts)} prompts but {len(given)} sampling_params: give one for "
@@ -238,7 +250,9 @@ def _as_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     """Tell one prompt from several; a list of ints is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [cast(PromptType, prompts)]
-    if not isinstance(prompts, Iterable):
+    # The bytes of a text are no token ids, though they are whole numbers.
+    given: object = prompts
+    if isinstance(given, bytes | bytearray) or not isinstance(given, Iterable):
         raise UserInputError(
             f"prompts={prompts!r} is neither a text, nor token ids, nor a list of prompts.",
             "prompts",

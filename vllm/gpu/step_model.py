@@ -90,14 +90,13 @@ def make_graphed_step_model(
 
 def can_replay(model: Any, layout: CacheLayout) -> bool:
     """Whether a model's decode steps can be captured: nothing in them waits for the device."""
-    return reads_pages(model, layout) or (
-        isinstance(model, DeepseekV4ForCausalLM)
-        and all(module.is_one_product for module in model.modules() if _is_moe(module))
+    return (reads_pages(model, layout) or isinstance(model, DeepseekV4ForCausalLM)) and all(
+        module.is_one_product for module in model.modules() if _has_experts(module)
     )
 
 
-def _is_moe(module: Any) -> TypeGuard[DeepseekV4MoE]:
-    return isinstance(module, DeepseekV4MoE)
+def _has_experts(module: Any) -> TypeGuard[ExpertBank | ClampedExperts | DeepseekV4MoE]:
+    return isinstance(module, ExpertBank | ClampedExperts | DeepseekV4MoE)
 
 
 def count_graphs(model: Any, max_requests: int, max_tokens: int) -> int:
@@ -145,7 +144,7 @@ def stack_experts(model: Any) -> None:
     while they are moved.
     """
     for module in model.modules():
-        if isinstance(module, ExpertBank | ClampedExperts | DeepseekV4MoE):
+        if _has_experts(module):
             module.stack_stored()
 
 

@@ -30,12 +30,17 @@ from vllm.model_executor.models.decoder.indexed_attention import IndexedAttentio
 from vllm.model_executor.models.decoder.kv_cache import (
     STATES,
     cache_name,
+    drafter_cache_names,
     pool_keys_name,
     pool_state_name,
 )
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputs
-from vllm.model_executor.models.decoder.model import DecoderBlock, DecoderForCausalLM
+from vllm.model_executor.models.decoder.model import (
+    DecoderBlock,
+    DecoderDrafter,
+    DecoderForCausalLM,
+)
 from vllm.model_executor.models.decoder.step import find_frequencies
 from vllm.native import structs
 from vllm.native.library import NativeContext
@@ -83,6 +88,9 @@ class NativeDecoder:
         # Structs that others point to.
         self._parts: list[ctypes.Structure] = []
         self._drafts: torch.Tensor | None = None
+        # The block that drafts has tables of its own groups alone.
+        names = () if model.drafter is None else drafter_cache_names(config)
+        self._drafter_groups = {name: group for group, name in enumerate(names)}
         self._layers = (structs.DecoderLayer * len(model.layers))(
             *(
                 self._bind_layer(index, plan, block)
@@ -90,6 +98,7 @@ class NativeDecoder:
                 if isinstance(block, DecoderBlock)
             )
         )
+        drafter = None if model.drafter is None else self._bind_drafter(model.drafter)
         head = bind.source(model.head_rows())
         self._struct = structs.DecoderModel(
             embed=bind.embedding(model.embed),
@@ -110,6 +119,9 @@ class NativeDecoder:
             self._struct.hyper_eps = config.hyper.eps
         if model.layer_inputs is not None:
             self._bind_layer_inputs(model.layer_inputs)
+        self._drafter = drafter
+        if drafter is not None:
+            drafter.block.embed, drafter.block.head = self._struct.embed, head
 
     def __call__(
         self,
@@ -157,9 +169,44 @@ class NativeDecoder:
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits ``[M, V]`` of any rows of the stream."""
+        return self._compute_logits(streams, is_normed=False)
+
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return what the head reads of rows of the stream: fp32 ``[M, D]``."""
+        streams = streams.contiguous()
+        normed = torch.empty_like(streams)
+        self._context.decoder_norm(self._struct, streams, normed)
+        return normed
+
+    def forward_mtp(
+        self,
+        streams: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: NativeTables,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Return the normed output ``[T, D]`` of the block that drafts.
+
+        See ``DecoderForCausalLM``; ``meta`` lists its groups alone.
+        """
+        del kv_caches
+        assert self._drafter is not None, "the block does not run"
+        streams = streams.contiguous()
+        output = torch.empty_like(streams)
+        if len(positions):
+            step = make_step(next_token_ids, positions, meta)
+            self._context.decoder_draft(self._drafter, step, streams, output)
+        return output
+
+    def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits ``[M, V]`` of that output."""
+        return self._compute_logits(streams, is_normed=True)
+
+    def _compute_logits(self, streams: torch.Tensor, *, is_normed: bool) -> torch.Tensor:
         streams = streams.contiguous()
         logits = torch.empty(len(streams), self._model.config.vocab_size, dtype=torch.float32)
-        self._context.decoder_logits(self._struct, streams, logits)
+        self._context.decoder_logits(self._struct, streams, logits, is_normed=is_normed)
         return logits
 
     def _decode_inputs(self, token_ids: torch.Tensor) -> torch.Tensor | None:
@@ -177,6 +224,34 @@ class NativeDecoder:
     def _vector(self, values: torch.Tensor | None) -> int | None:
         return None if values is None else self._binder.vector(values)
 
+    def _cache(self, name: str) -> structs.Cache:
+        return self._binder.cache(name, self._drafter_groups.get(name))
+
+    def _bind_drafter(self, module: DecoderDrafter) -> structs.DecoderDrafter:
+        """Binds the block that drafts, but for the embedding and the head."""
+        model, config = self._model, self._model.config
+        assert config.drafter is not None, "it has a plan"
+        layer = self._bind_layer(len(config.layers), config.drafter, module.block)
+        self._parts.append(layer)
+        embedding_norm, stream_norm, norm = (self._norm(weight) for weight in module.norms)
+        return structs.DecoderDrafter(
+            block=structs.DecoderModel(
+                norm=norm,
+                layers=pointer(layer),
+                num_layers=1,
+                vocab_size=config.vocab_size,
+                hidden_size=config.hidden_size,
+                last_owner=1,  # none: all rows are computed
+                embedding_scale=model.embedding_scale,
+                final_soft_cap=config.final_soft_cap,
+                norm_eps=config.norm.eps,
+            ),
+            fc=self._binder.linear(module.fc),
+            embedding_norm=embedding_norm,
+            stream_norm=stream_norm,
+            skips_first=config.drafter_skips_first,
+        )
+
     def _bind_layer(self, index: int, plan: LayerPlan, block: DecoderBlock) -> structs.DecoderLayer:
         norms = [self._norm(weight) for weight in block.norms]
         if len(norms) == 2:
@@ -193,7 +268,7 @@ class NativeDecoder:
             layer.recurrence = self._bind_recurrence(index, block.attention)
         else:
             owner = index if plan.kv_owner is None else plan.kv_owner
-            layer.cache = self._binder.cache(cache_name(owner))
+            layer.cache = self._cache(cache_name(owner))
             self._bind_heads(layer, index, plan)
             if isinstance(block.attention, LatentAttention):
                 self._bind_latents(layer, block.attention)
@@ -342,8 +417,8 @@ class NativeDecoder:
             gate=bind.matrix(attention.gate),
             place_bias=bind.vector(attention.place_bias),
             key_norm=bind.vector(attention.key_norm),
-            state=bind.cache(pool_state_name(index)),
-            keys=bind.cache(pool_keys_name(index)),
+            state=self._cache(pool_state_name(index)),
+            keys=self._cache(pool_keys_name(index)),
             num_heads=plan.num_heads,
             width=plan.head_dim,
             pool_size=plan.pool_size,

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 
 from vllm.exceptions import EngineError, InvariantError
-from vllm.native.structs import DecoderModel, DeltaScan, Draws, Matrix, Step, V4Model
+from vllm.native.structs import (
+    DecoderDrafter,
+    DecoderModel,
+    DeltaScan,
+    Draws,
+    Matrix,
+    Step,
+    V4Model,
+)
 from vllm.native.tensors import address_of
 
 _NO_MEMORY = 2
@@ -89,15 +97,40 @@ class NativeContext:
         self._call(self._library.vn_decoder_settle, model, step)
 
     def decoder_logits(
-        self, model: DecoderModel, stream: torch.Tensor, logits: torch.Tensor
+        self, model: DecoderModel, stream: torch.Tensor, logits: torch.Tensor, *, is_normed: bool
     ) -> None:
-        """Maps rows [M, D] of a decoder's stream to logits [M, V], written."""
+        """Maps rows [M, D] of a decoder's stream, or behind its norm, to logits [M, V], written."""
         self._call(
             self._library.vn_decoder_logits,
             model,
             _address(stream, len(stream), model.hidden_size),
             len(stream),
+            is_normed,
             _address(logits, len(stream), model.vocab_size),
+        )
+
+    def decoder_norm(self, model: DecoderModel, stream: torch.Tensor, normed: torch.Tensor) -> None:
+        """Maps rows [M, D] of a decoder's stream to what its head reads [M, D], written."""
+        shape = len(stream), model.hidden_size
+        self._call(
+            self._library.vn_decoder_norm,
+            model,
+            _address(stream, *shape),
+            len(stream),
+            _address(normed, *shape),
+        )
+
+    def decoder_draft(
+        self, drafter: DecoderDrafter, step: Step, streams: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        """Runs a block that drafts over normed streams [T, D] into output; raises as the above."""
+        shape = step.num_tokens, drafter.block.hidden_size
+        self._call(
+            self._library.vn_decoder_draft,
+            drafter,
+            step,
+            _address(streams, *shape),
+            _address(output, *shape),
         )
 
     def sample(self, logits: torch.Tensor, draws: Draws, token_ids: torch.Tensor) -> None:

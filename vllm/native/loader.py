@@ -9,6 +9,7 @@ from pathlib import Path
 from vllm import envs
 from vllm.native.structs import (
     ABI_VERSION,
+    DecoderDrafter,
     DecoderModel,
     DeltaScan,
     Draws,
@@ -94,7 +95,9 @@ def _declare(library: ctypes.CDLL) -> None:
     library.vn_v4_logits.argtypes = [c_void_p, model, data, c_int64, c_int32, data]
     decoder = POINTER(DecoderModel)
     library.vn_decoder_forward.argtypes = [c_void_p, decoder, step, data]
-    library.vn_decoder_logits.argtypes = [c_void_p, decoder, data, c_int64, data]
+    library.vn_decoder_logits.argtypes = [c_void_p, decoder, data, c_int64, c_int32, data]
+    library.vn_decoder_norm.argtypes = [c_void_p, decoder, data, c_int64, data]
+    library.vn_decoder_draft.argtypes = [c_void_p, POINTER(DecoderDrafter), step, data, data]
     library.vn_decoder_settle.argtypes = [c_void_p, decoder, step]
     library.vn_gated_delta.argtypes = [c_void_p, POINTER(DeltaScan)]
     library.vn_sample.argtypes = [c_void_p, data, c_int64, c_int64, POINTER(Draws), data]

@@ -55,6 +55,7 @@ _SCALE_KINDS = {
     torch.bfloat16: 2,
     torch.int8: 3,
     torch.uint8: 4,
+    torch.float8_e4m3fn: 5,
 }
 
 
@@ -141,7 +142,7 @@ def find_packed(model: CausalLM[Any], *, releases: bool) -> PackedWeights | None
     if model.dtype != torch.bfloat16:
         return None
     if model.packed is None:
-        model.packed = PackedWeights(releases=releases, kept=model.weights_for_torch())
+        model.packed = PackedWeights(releases=releases)
     return model.packed
 
 
@@ -233,6 +234,7 @@ class TensorBinder:
             offsets=_address_or_none(None if source.offsets is None else offsets.values),
             offset_factors=_address_or_none(offsets.factors),
             order=_address_or_none(source.order),
+            scale_steps=_address_or_none(source.scales.steps),
             code_kind=_CODE_KINDS[source.kind],
             scale_kind=_SCALE_KINDS[source.scales.values.dtype],
             offset_kind=_SCALE_KINDS[offsets.values.dtype],

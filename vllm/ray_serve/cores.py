@@ -200,7 +200,9 @@ class FleetCores(MailboxHandle):
                 )
             hashes = [shorten(block_hash) for block_hash in request.block_hashes]
             num_tokens = len(request.prompt_token_ids)
-            self._fleet.expect(request_id, hashes, num_tokens, wanted, request.routing_key)
+            self._fleet.expect(
+                request_id, hashes, num_tokens, wanted, request.routing_key, request.tenant
+            )
             for number in range(_MAX_TRIES):
                 # Another name: the same replica may still be letting go of the last try.
                 name = f"{request_id}-try{number + 1}" if number else request_id

@@ -44,6 +44,7 @@ class _Prompt:
     num_tokens: int
     wanted: int | None
     key: int | None
+    tenant: str | None = None
     rank: int | None = None
     name: str | None = None
 
@@ -142,10 +143,11 @@ class Fleet:
         num_tokens: int,
         wanted: int | None,
         key: int | None = None,
+        tenant: str | None = None,
     ) -> None:
         """Note the prompt of a request that will be placed; see ``Router.route_prompt``."""
         with self._lock:
-            self._prompts[request_id] = _Prompt(hashes, num_tokens, wanted, key)
+            self._prompts[request_id] = _Prompt(hashes, num_tokens, wanted, key, tenant)
 
     def _move(self, prompt: _Prompt, name: str | None) -> None:
         """Note who has a request now; one that leaves keeps its rank until it has none."""
@@ -185,7 +187,12 @@ class Fleet:
         if prompt.wanted is not None and prompt.wanted not in by_rank:
             return None
         prompt.rank = self.router.route_prompt(
-            request_id, prompt.hashes, prompt.num_tokens, prompt.wanted, key=prompt.key
+            request_id,
+            prompt.hashes,
+            prompt.num_tokens,
+            prompt.wanted,
+            key=prompt.key,
+            tenant=prompt.tenant,
         )
         with self._lock:
             if self._prompts.get(request_id) is prompt:

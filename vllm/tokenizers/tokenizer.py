@@ -17,6 +17,7 @@ from vllm.utils.gguf_file import is_gguf
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE_MARK = "\u2581"
+_OTHER_FORMATS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")
 
 
 def _byte_level_table() -> dict[str, int]:
@@ -79,8 +80,8 @@ class Tokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise ConfigError(
-                f"{file} does not exist: a tokenizer in the tokenizers library's format is needed "
-                "(or --skip-tokenizer-init, to send token ids only)."
+                f"{file} does not exist: a tokenizer in the tokenizers library's format is needed. "
+                f"{_name_other_formats(folder)}Name a folder that has one (--tokenizer)."
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
@@ -348,6 +349,14 @@ class Tokenizer:
             token = field.removeprefix("add_")
             raise ConfigError(f"tokenizer_config.json sets {field} but names no {token}.")
         return token_id
+
+
+def _name_other_formats(folder: Path) -> str:
+    """Return a sentence on what the folder has instead; empty where it has nothing."""
+    found = [name for name in _OTHER_FORMATS if (folder / name).is_file()]
+    if not found:
+        return ""
+    return f"{', '.join(found)} cannot be read: transformers can convert it to tokenizer.json. "
 
 
 def _find_byte_ids(backend: tokenizers.Tokenizer) -> dict[int, int]:

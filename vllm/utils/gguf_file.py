@@ -61,6 +61,7 @@ TYPES: Mapping[int, BlockType] = MappingProxyType(
         23: BlockType("IQ4_XS", 256, 136),
         30: BlockType("BF16", 1, 2),
         39: BlockType("MXFP4", 32, 17),
+        40: BlockType("NVFP4", 64, 36),
     }
 )
 # Named where a file is refused for them.
@@ -84,7 +85,6 @@ _OTHER_TYPES: Mapping[int, str] = MappingProxyType(
         29: "IQ1_M",
         34: "TQ1_0",
         35: "TQ2_0",
-        40: "NVFP4",
     }
 )
 

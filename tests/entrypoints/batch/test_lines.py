@@ -48,6 +48,7 @@ def test_good_lines(tmp_path: Path) -> None:
         ({**GOOD, "url": None}, "a", "url"),
         ({**GOOD, "body": []}, "a", "body"),
         ({**GOOD, "body": {"stream": True}}, "a", "stream"),
+        ({**GOOD, "body": {"background": True}}, "a", "background"),
     ],
 )
 def test_bad_lines_say_why(

@@ -128,3 +128,11 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     message = capsys.readouterr().err
     assert "is a server running there?" in message
     assert "Traceback" not in message
+
+
+def test_a_certificate_that_is_not_known() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed", request=request)
+
+    with _client(refuse) as client, pytest.raises(EngineError, match=r"\): set SSL_CERT_FILE"):
+        list(client.stream("/completions", {}))

@@ -42,6 +42,22 @@ def test_every_known_flag_is_known() -> None:
     assert {"-tp", "-pp", "-dp", "-ep", "-q", "-sc", "-cc"} <= _serve_options()
 
 
+@pytest.mark.parametrize(
+    "flag",
+    ["--model", "--uds", "--host", "--tool-call-parser", "--cache-trace", "--tokenizer", "m"],
+)
+def test_a_value_that_is_empty_is_not_taken_for_none(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable that is not set must not serve another model, or on another socket."""
+    given = [""] if flag == "m" else [flag, ""]
+    with pytest.raises(SystemExit) as caught:
+        make_parser().parse_args(["serve", *given])
+    assert caught.value.code == 2
+    assert "'' is empty" in capsys.readouterr().err
+    assert make_parser().parse_args(["serve", "--root-path", ""]).root_path == ""
+
+
 @pytest.mark.parametrize("flag", REFUSED_SERVE_FLAGS, ids=lambda flag: flag.names[0])
 def test_each_is_refused_by_name(flag: RefusedFlag, capsys: pytest.CaptureFixture[str]) -> None:
     for name in flag.names:

@@ -98,6 +98,14 @@ def test_wrong_variables_exit_with_2(
     assert started == []
 
 
+def test_a_variable_that_nothing_reads_is_told_of(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V1", "1")
+    assert main(["serve"]) == 0
+    assert "VLLM_USE_V1 has no effect" in capsys.readouterr().err
+
+
 def test_flags_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "from-env")
 

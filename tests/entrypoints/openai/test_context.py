@@ -37,9 +37,14 @@ def test_facts_of_the_embedded_checkpoint() -> None:
 
 def test_generation_config_sets_defaults_unless_told_otherwise() -> None:
     config = EngineArgs().create_vllm_config()
-    config.model_config.generation_config = {"temperature": 0.6, "top_p": None, "eos_token_id": 1}
-    assert make_served_model(config, 1, "auto").default_sampling == {"temperature": 0.6}
-    assert make_served_model(config, 1, "vllm").default_sampling == {}
+    config.model_config.generation_config = {
+        **{"temperature": 0.6, "top_p": None, "repetition_penalty": 1.1},
+        **{"eos_token_id": 1, "max_new_tokens": 9},
+    }
+    told, neutral = (make_served_model(config, 1, given) for given in ("auto", "vllm"))
+    assert told.default_sampling == {"temperature": 0.6, "repetition_penalty": 1.1}
+    assert neutral.default_sampling == {}
+    assert (told.max_new_tokens, neutral.max_new_tokens) == (9, None)
 
 
 def test_the_fingerprint_follows_what_changes_answers() -> None:

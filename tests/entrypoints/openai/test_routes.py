@@ -10,6 +10,7 @@ from vllm.config.kv_events import KVEventsConfig
 async def test_models(served: Served) -> None:
     models = (await served.client.get("/v1/models")).json()
     assert models["object"] == "list"
+    assert (await served.client.get("/v1/models/")).json() == models
     assert [card["id"] for card in models["data"]] == ["tiny", "alias"]
     card = (await served.client.get("/v1/models/alias")).json()
     assert card == models["data"][1]

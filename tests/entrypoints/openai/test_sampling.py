@@ -68,6 +68,9 @@ def test_max_tokens() -> None:
     assert resolve_max_tokens(None, 16, 60, SERVED_MODEL) == 4
     assert resolve_max_tokens(None, None, 10, SERVED_MODEL) == 54
     assert resolve_max_tokens(64, 16, 10, SERVED_MODEL) == 54
+    limited = replace(SERVED_MODEL, max_new_tokens=5)
+    found = [resolve_max_tokens(asked, None, 10, limited) for asked in (None, 4, 64)]
+    assert (found, resolve_max_tokens(None, None, 61, limited)) == ([5, 4, 5], 3)
     for num_prompt, asked, param in ((0, 1, "prompt"), (64, 1, "input_tokens"), (1, 65, "max_tok")):
         with pytest.raises(UserInputError) as caught:
             resolve_max_tokens(asked, 16, num_prompt, SERVED_MODEL)

@@ -100,6 +100,8 @@ def random_blocks(kind: Type, num_rows: int, width: int, seed: int, size: float)
 
     if kind == Type.Q6_K:
         put(208, size / 2000)
+    elif kind == Type.NVFP4:
+        blocks[:, :, :4] = rng.integers(1, 20, (*blocks.shape[:2], 4))
     elif kind == Type.MXFP4:
         blocks[:, :, 0] = rng.integers(119, 123, blocks.shape[:2])
     else:

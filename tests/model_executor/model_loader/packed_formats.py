@@ -40,6 +40,13 @@ class Format:
                 "weight_block_size": [self.block, self.block],
                 "modules_to_not_convert": list(_PLAIN),
             }
+        if self.method == "modelopt":
+            return {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+                "ignore": ["lm_head", "*.mlp.gate"],
+            }
         if self.method == "awq":
             return {
                 "quant_method": "awq",
@@ -64,8 +71,20 @@ class Format:
             "strategy": "group" if self.group else "channel",
             "group_size": self.group or None,
         }
-        spelled = {"packed": "pack-quantized", "int8": "int-quantized", "fp8": "float-quantized"}
+        spelled = {
+            "packed": "pack-quantized",
+            "int8": "int-quantized",
+            "fp8": "float-quantized",
+            "nvfp4": "nvfp4-pack-quantized",
+            "mxfp4": "mxfp4-pack-quantized",
+            "mxfp8": "mxfp8-quantized",
+        }
         inputs = None
+        if self.method in ("nvfp4", "mxfp4", "mxfp8"):
+            weights["type"] = "float"
+        if self.method == "nvfp4":
+            weights["strategy"] = "tensor_group"
+            inputs = {**weights, "dynamic": "local"}
         if self.rounds_inputs:
             inputs = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
         if self.method == "fp8":
@@ -92,6 +111,10 @@ FORMATS = {
     "w8a16-channel": Format("int8", bits=8, group=0, scale_type=torch.float32),
     "fp8": Format("fp8", bits=8, group=0, scale_type=torch.bfloat16),
     "fp8-blocks": Format("fp8", bits=8, block=16, scale_type=torch.float32),
+    "nvfp4": Format("nvfp4", group=16),
+    "nvfp4-modelopt": Format("modelopt", group=16),
+    "mxfp4": Format("mxfp4", group=32),
+    "mxfp8": Format("mxfp8", bits=8, group=32),
     "awq": Format("awq", group=16, is_symmetric=False),
     "gptq": Format("gptq", group=16),
     "gptq-asymmetric": Format("gptq", group=16, is_symmetric=False),
@@ -127,6 +150,8 @@ def encode(
         scale = (weight.abs().amax(1, keepdim=True) / 448).to(form.scale_type)
         codes = (weight / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
         return {"weight": codes, "weight_scale": scale}, codes.float() * scale.float()
+    if form.method in ("nvfp4", "modelopt", "mxfp4", "mxfp8"):
+        return _encode_small_floats(form, weight)
     group = form.group or columns
     num_groups = -(-columns // group)
     generator = torch.Generator().manual_seed(seed)
@@ -189,6 +214,48 @@ def _spell(
         "scales": scale.T.contiguous(),
         "g_idx": group_of.int(),
     }
+
+
+# Of e2m1 codes 0 to 7.
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def _encode_small_floats(
+    form: Format, weight: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    rows, columns = weight.shape
+    grouped = weight.view(rows, -1, form.group)
+    peaks = grouped.abs().amax(2)
+    tensors: dict[str, torch.Tensor] = {}
+    if form.method in ("nvfp4", "modelopt"):
+        # Near what makes the largest scale the largest e4m3 number: quotients by it are no products
+        # with its reciprocal.
+        whole = 0.7 * 448 * 6 / weight.abs().max()
+        stored = (peaks / 6 * whole).to(torch.float8_e4m3fn)
+        if form.method == "nvfp4":
+            tensors["weight_global_scale"] = whole.view(1)
+            tensors["input_global_scale"] = torch.tensor([3.0])
+            scale = stored.float() / whole
+        else:
+            tensors["weight_scale_2"] = 1 / whole
+            tensors["input_scale"] = torch.tensor(0.3)
+            scale = stored.float() * (1 / whole)
+        tensors["weight_scale"] = stored
+    else:
+        exponents = torch.ceil(torch.log2(peaks / (448 if form.bits == 8 else 6)))
+        tensors["weight_scale"] = (exponents + 127).byte()
+        scale = torch.exp2(exponents)
+    scaled = grouped / scale[..., None].clamp_min(1e-30)
+    if form.bits == 8:
+        codes = scaled.clamp(-448, 448).to(torch.float8_e4m3fn)
+        tensors["weight"] = codes.view(rows, columns)
+        return tensors, (codes.float() * scale[..., None]).view(rows, columns)
+    nearest = (scaled.abs()[..., None] - _E2M1).abs().argmin(-1)
+    values = torch.where(scaled < 0, -_E2M1[nearest], _E2M1[nearest]) * scale[..., None]
+    nibbles = (nearest + 8 * (scaled < 0)).byte().view(rows, columns)
+    name = "weight" if form.method == "modelopt" else "weight_packed"
+    tensors[name] = nibbles[:, ::2] | nibbles[:, 1::2] << 4
+    return tensors, values.view(rows, columns)
 
 
 def write_quantised(

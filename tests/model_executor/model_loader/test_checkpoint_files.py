@@ -59,7 +59,10 @@ def test_missing_shard_without_an_index_is_named(tmp_path):
 
 def test_no_weights(tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(CheckpointError, match="holds no weights"):
+    with pytest.raises(CheckpointError, match=r"no weights.*formats \(pytorch_model\.bin\) must"):
+        find_weight_files(tmp_path)
+    (tmp_path / "m-Q4_0.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"give its own path \(.*m-Q4_0\.gguf\)"):
         find_weight_files(tmp_path)
 
 

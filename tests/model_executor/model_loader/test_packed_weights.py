@@ -24,7 +24,7 @@ from tests.model_executor.models.decoder.reference import (
 from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM
-from vllm.exceptions import CheckpointError, ConfigError
+from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.model_loader.loader import (
@@ -84,7 +84,10 @@ def load_one(
     stored = load_file(folder / "model.safetensors")
     assert set(slots) == set(stored)
     for name, slot in slots.items():
-        slot.copy_(take_shard(stored[name], weights.find_shard(name)))
+        part = take_shard(stored[name], weights.find_shard(name))
+        if slot.dtype == torch.float8_e8m0fnu:
+            slot = slot.view(torch.uint8)  # bytes of exponents, never numbers
+        slot.copy_(part)
     weights.finish_loading()
     return made.row_source, expected
 
@@ -100,6 +103,8 @@ def test_values_are_exactly_those_of_the_format(name: str, tmp_path: Path) -> No
     assert (rows - weight).abs().max() < 0.5, "the values are far from what was rounded"
     assert isinstance(source, PackingStorage)
     assert source.slots("a.b") == {}, "the file's layout is kept beside the panels"
+    if form.method in ("nvfp4", "modelopt", "mxfp4", "mxfp8"):
+        assert source.packed.scales.values.itemsize == 1, "scales take more than in the file"
     is_four = form.method != "fp8" and form.bits == 4 and form.scale_type != torch.float32
     assert source.packed.codes.nbytes == 128 * 96 * (0.5 if is_four else 1)
 
@@ -167,16 +172,19 @@ def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> No
         ("qwen3", "w4a16"),
         ("qwen3-moe", "awq"),
         ("qwen3-moe", "gptq-order"),
+        ("qwen3-moe", "nvfp4"),
         ("gemma3", "w4a16-asymmetric"),
         ("mistral", "gptq"),
         ("qwen3.5", "awq"),
         ("qwen3.5", "w8a16"),
+        ("qwen3.5", "nvfp4-modelopt"),
         ("kimi-linear", "w4a16"),
         ("kimi-linear", "gptq-order"),
         ("glm", "w4a16"),
         *((family, "fp8-blocks") for family in ("qwen3.5", "qwen3-next", "kimi-linear", "glm")),
         ("gemma4-small", "w4a16"),
         ("gemma4-moe", "w8a16"),
+        ("gemma4-moe", "nvfp4-modelopt"),
         ("gemma4-moe", "gptq-order"),
     ],
 )
@@ -251,6 +259,115 @@ def _rows_of(layer: ReplicatedLinear) -> RowSource:
     return rows
 
 
+def change_one(name: str, leaf: str, value: torch.Tensor, folder: Path, columns: int = 64) -> None:
+    """Loads a matrix of which one tensor is another; raises what loading does."""
+    form = FORMATS[name]
+    tensors, _ = encode(form, torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))
+    tensors[leaf] = value
+    save_file({f"a.b.{k}": v for k, v in tensors.items()}, folder / "model.safetensors")
+    described = read_quantization({"quantization_config": form.config()})
+    assert described is not None
+    weights = PackedWeights(read_stored_tensors(folder), described)
+    made = weights.make_matrix("a.b", columns, 8, 1, torch.float32, torch.device("cpu"))
+    assert made is not None
+    for slot_name, slot in made.slots("a.b").items():
+        stored = tensors[slot_name.removeprefix("a.b.")]
+        slot.view(torch.uint8 if slot.itemsize == 1 else slot.dtype).copy_(
+            stored.view(torch.uint8) if stored.itemsize == 1 else stored
+        )
+    weights.finish_loading()
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf", "value", "reason"),
+    [
+        (
+            "nvfp4",
+            "weight_global_scale",
+            torch.zeros(1),
+            r"a\.b\.weight_global_scale is 0\.0, and must be finite and above zero.*divided by it",
+        ),
+        (
+            "nvfp4-modelopt",
+            "weight_scale_2",
+            torch.tensor(torch.inf),
+            r"a\.b\.weight_scale_2 is inf.*multiplied by it: download the checkpoint again",
+        ),
+        (
+            "nvfp4",
+            "weight_scale",
+            torch.full((8, 4), 127, dtype=torch.uint8).view(torch.float8_e4m3fn),
+            r"a\.b: 32 scales are no number, the first in row 0, group 0: download",
+        ),
+        (
+            "mxfp4",
+            "weight_scale",
+            torch.full((8, 2), 255, dtype=torch.uint8),
+            "16 scales are no number",
+        ),
+        (
+            "mxfp8",
+            "weight",
+            torch.full((8, 64), 255, dtype=torch.uint8).view(torch.float8_e4m3fn),
+            r"a\.b\.weight holds NaN",
+        ),
+    ],
+)
+def test_small_floats_that_are_no_numbers_are_named(
+    name: str, leaf: str, value: torch.Tensor, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        change_one(name, leaf, value, tmp_path)
+
+
+def test_small_floats_stored_otherwise_than_the_config_says(tmp_path: Path) -> None:
+    eight = torch.zeros(8, 64).to(torch.float8_e4m3fn)
+    with pytest.raises(
+        UnsupportedFeatureError,
+        match=r"a\.b\.weight of model\.safetensors is of type F8_E4M3.*a weight of U8/I8/F4",
+    ):
+        change_one("nvfp4-modelopt", "weight", eight, tmp_path)
+    with pytest.raises(CheckpointError, match="72 inputs, which are not whole groups of 16"):
+        change_one("nvfp4", "weight_global_scale", torch.ones(1), tmp_path, columns=72)
+
+
+def test_parts_of_one_product_have_scales_of_their_own(tmp_path: Path) -> None:
+    """Queries, keys and values are one product, each under a scale of its whole matrix."""
+    raw = {**PARITY_CONFIGS["llama"], **SIZES}
+    state = published_tensors(build_hf_model(raw, seed=7))
+    for name, factor in (("q_proj", 1.0), ("k_proj", 30.0), ("v_proj", 0.01)):
+        for key in state:
+            if name in key:
+                state[key] = state[key] * factor
+    twin = write_quantised(FORMATS["nvfp4"], raw, state, tmp_path)
+    model, plain = load(tmp_path), build_model(raw, twin)
+    stored = load_file(tmp_path / "model.safetensors")
+    scales = [stored[f"model.layers.0.self_attn.{p}_proj.weight_global_scale"] for p in "qkv"]
+    assert len({float(scale) for scale in scales}) == 3
+    found = _decoded(model)
+    wanted = {f"{p}_proj": twin[f"model.layers.0.self_attn.{p}_proj.weight"] for p in "qkv"}
+    for key, values in wanted.items():
+        assert any(torch.equal(values, own) for own in found), key
+    token_ids = random_tokens(9, 3)
+    torch.testing.assert_close(
+        make_harness(model).run(token_ids, [9]),
+        make_harness(plain).run(token_ids, [9]),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+def _decoded(model: DecoderForCausalLM) -> list[torch.Tensor]:
+    """Returns the values of every stored matrix."""
+    found = []
+    for layer in (m for m in model.modules() if isinstance(m, ReplicatedLinear)):
+        for leaf in _rows_of(layer).leaves():
+            rows = torch.empty(leaf.num_rows, leaf.num_columns)
+            leaf.write_rows(0, rows)
+            found.append(rows)
+    return found
+
+
 def test_other_groups_than_the_config_says_are_refused(tmp_path: Path) -> None:
     form = FORMATS["gptq-order"]
     tensors, _ = encode(form, torch.randn(16, 32), seed=1)
@@ -274,12 +391,17 @@ def test_what_is_typed_is_held_against_the_checkpoint(
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     raw = {**PARITY_CONFIGS["llama"], **SIZES}
     state = build_hf_model(raw, seed=7).state_dict()
-    write_quantised(FORMATS["awq"], raw, dict(state), tmp_path)
+    write_quantised(FORMATS["nvfp4-modelopt"], raw, dict(state), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for part in "kv":
+        # Scales of the quantised cache that it asks for.
+        tensors[f"model.layers.0.self_attn.{part}_proj.{part}_scale"] = torch.tensor(0.5)
+    save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="'gptq', but the checkpoint holds weights quantised by"):
         LLM(model=str(tmp_path), quantization="gptq", skip_tokenizer_init=True)
     with pytest.raises(ConfigError, match="is quantised already: leave it out"):
         LLM(model=str(tmp_path), quantization="int8", skip_tokenizer_init=True)
     with pytest.raises(ConfigError, match="'awq', but the checkpoint holds plain weights"):
         LLM(model="deepseek-v4", quantization="awq", skip_tokenizer_init=True)
-    answers = LLM(model=str(tmp_path), quantization="awq_marlin", skip_tokenizer_init=True)
+    answers = LLM(model=str(tmp_path), quantization="modelopt_fp4", skip_tokenizer_init=True)
     assert answers.generate([{"prompt_token_ids": [1, 2, 3]}])

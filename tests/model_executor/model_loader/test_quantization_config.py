@@ -34,6 +34,18 @@ def compressed(weights: dict[str, Any] | None = None, **fields: Any) -> dict[str
     }
 
 
+NVFP4: dict[str, Any] = {"type": "float", "strategy": "tensor_group", "group_size": 16}
+
+
+def modelopt(**fields: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "ignore": ["lm_head", "model.layers.0.self_attn*", "*.mlp.gate", "model.vision"],
+        **fields,
+    }
+
+
 def find(declared: dict[str, Any], name: str = "model.layers.0.mlp.down_proj") -> Any:
     config = read_quantization({"quantization_config": declared})
     assert config is not None
@@ -104,6 +116,26 @@ def test_what_inputs_are_rounded_to(inputs: dict[str, Any] | None, expected: str
             WeightScheme("fp8", 8, block=(128, 64)),
         ),
         (
+            compressed(
+                NVFP4,
+                format="nvfp4-pack-quantized",
+                input_activations={"num_bits": 4, "type": "float", "dynamic": "local"},
+            ),
+            WeightScheme("nvfp4", 4, 16),
+        ),
+        (
+            compressed({"type": "float", "group_size": 32}, format="mxfp4-pack-quantized"),
+            WeightScheme("mxfp4", 4, 32),
+        ),
+        (
+            compressed(
+                {"type": "float", "num_bits": 8, "group_size": 32}, format="mxfp8-quantized"
+            ),
+            WeightScheme("mxfp8", 8, 32),
+        ),
+        (modelopt(), WeightScheme("nvfp4", 4, 16)),
+        ({**modelopt(), "quant_method": "modelopt_fp4"}, WeightScheme("nvfp4", 4, 16)),
+        (
             {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "GEMM"},
             WeightScheme("awq", 4, 64),
         ),
@@ -166,6 +198,42 @@ def test_older_releases_put_it_beside_the_config(tmp_path: Path) -> None:
         read_quantization({}, tmp_path)
 
 
+def test_modelopt_leaves_modules_and_cache_scales_out(tmp_path: Path) -> None:
+    left_out = (
+        "lm_head",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.3.mlp.gate",
+        "model.vision.blocks.0.qkv",
+    )
+    for name in left_out:
+        assert find(modelopt(), name) is None, name
+    for name in ("model.layers.10.self_attn.q_proj", "model.layers.3.mlp.gate_proj"):
+        assert find(modelopt(), name) is not None, name
+    below = {
+        "producer": {"name": "modelopt"},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": "FP8",
+            "exclude_modules": ["lm_head"],
+        },
+    }
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(below))
+    found = read_quantization({}, tmp_path)
+    assert found is not None
+    assert found == read_quantization({"quantization_config": {"quant_method": "modelopt"} | below})
+    assert found.find_scheme("lm_head") is None
+    assert found.find_scheme("model.layers.0.mlp.up_proj") == WeightScheme("nvfp4", 4, 16)
+    assert found.leaves_out("model.layers.0.self_attn.k_proj.k_scale")
+    assert not found.leaves_out("model.layers.0.self_attn.k_proj.weight_scale")
+    assert [("inputs" in note, "KV cache" in note) for note in found.notes] == [
+        (True, False),
+        (False, True),
+    ]
+    (tmp_path / "hf_quant_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"hf_quant_config\.json holds \[\]"):
+        read_quantization({}, tmp_path)
+
+
 def test_other_descriptions_are_left_to_the_tensors() -> None:
     assert read_quantization({"quantization_config": {"quant_method": "mxfp4"}}) is None
 
@@ -174,7 +242,15 @@ def test_other_descriptions_are_left_to_the_tensors() -> None:
     ("declared", "reason"),
     [
         (compressed(format="marlin-24"), r"the format 'marlin-24' \(served: int-quantized"),
-        (compressed(format="nvfp4-pack-quantized"), "the format 'nvfp4-pack-quantized'"),
+        (compressed(format="mxfp6-pack-quantized"), "the format 'mxfp6-pack-quantized'"),
+        (compressed(format="nvfp4-pack-quantized"), r"type 'int' as nvfp4-.* \(served: 'float'"),
+        (compressed(NVFP4 | {"group_size": 32}, format="nvfp4-pack-quantized"), "group_size 32"),
+        (
+            compressed(NVFP4, format="nvfp4-pack-quantized", output_activations={"num_bits": 8}),
+            "rounded outputs",
+        ),
+        (modelopt(quant_algo="FP8"), r"ModelOpt's 'FP8' \(served: NVFP4\)"),
+        (modelopt(group_size=32), "NVFP4 in groups of 32"),
         (compressed({"num_bits": 3}), r"3 bits \(served: 4 and 8\)"),
         (compressed({"actorder": "group"}), "actorder 'group'"),
         (compressed({"group_size": 12}), "groups of 12 inputs"),
@@ -217,5 +293,6 @@ def test_what_makes_no_sense_is_named(declared: Any) -> None:
 
 def test_names_people_type() -> None:
     check_named_method("awq_marlin", "awq")
+    check_named_method("modelopt_fp4", "modelopt")
     with pytest.raises(ConfigError, match="the checkpoint holds weights quantised by gptq"):
         check_named_method("awq", "gptq")

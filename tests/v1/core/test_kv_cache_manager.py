@@ -346,6 +346,22 @@ def test_mamba_hit_of_the_same_step_waits() -> None:
     assert manager.allocate_slots(again, 8, num_hit, hit) is not None
 
 
+def test_new_blocks_of_a_step_are_zeroed_once() -> None:
+    manager = make_manager(make_config(40, [full(), mamba()]))
+    manager.new_step_starts()
+    start(manager, make_request("0", range(20)))
+    assert manager.take_step_work().new_block_ids == [1, 2, 3, 4]
+    assert manager.take_step_work().new_block_ids == []
+
+
+@pytest.mark.parametrize("specs", [[full()], [full(), mamba()]])
+def test_new_blocks_that_nobody_asked_for_are_forgotten(specs: list[Any]) -> None:
+    manager = make_manager(make_config(40, specs))
+    start(manager, make_request("0", range(20)))
+    manager.new_step_starts()
+    assert manager.take_new_block_ids() == []
+
+
 # ---- events ------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ from vllm.v1.core.retention.auto.policy import AutoPolicy
 from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.registry import make_policy
-from vllm.v1.core.sched.output import RowBounds, WindowTable
+from vllm.v1.core.row_tables import RowBounds, WindowTable
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request
@@ -325,6 +325,7 @@ class Driver:
             cache_boundaries=cache_boundaries,
         )
         self._enqueue(request, len(self.waiting))
+        self.manager.claim(request)
         return request
 
     def _enqueue(self, request: Request, index: int) -> None:

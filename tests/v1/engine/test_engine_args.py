@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.model_executor.models.decoder.building import wrap_text
-from tests.model_executor.models.decoder.reference import qwen3_5
+from tests.model_executor.models.decoder.reference import qwen3, qwen3_5
 from vllm.config.vllm import VllmConfig
 from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
+from vllm.model_executor.models.registry import resolve_model
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.engine_args import AsyncEngineArgs, EngineArgs
 from vllm.v1.engine.input_processor import InputProcessor
@@ -240,10 +242,27 @@ def test_a_foreign_architecture_is_refused_by_name(tmp_path: Path) -> None:
         EngineArgs(model=model).create_vllm_config()
 
 
-def test_a_broken_model_config_is_refused(tmp_path: Path) -> None:
-    model = _write_config(tmp_path, vocab_size=-4)
-    with pytest.raises(ConfigError, match="vocab_size"):
+@pytest.mark.parametrize(
+    ("name", "value"), [("vocab_size", -4), ("architectures", "DeepseekV4"), ("architectures", [1])]
+)
+def test_a_broken_model_config_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    model = _write_config(tmp_path, **{name: value})
+    with pytest.raises(ConfigError, match=f"'{name}' is {re.escape(repr(value))}"):
         EngineArgs(model=model).create_vllm_config()
+
+
+def test_yarn_by_an_override_serves_longer_prompts(tmp_path: Path) -> None:
+    """As the authors of Qwen 3 advise; the resolved config reads the same once more."""
+    raw = qwen3(max_position_embeddings=2560)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    given = {"model": str(tmp_path), "load_format": "dummy", "max_model_len": 8000}
+    with pytest.raises(ConfigError, match="context of 2560"):
+        EngineArgs(**given).create_vllm_config()
+    config = EngineArgs(**given, hf_overrides={"rope_scaling": yarn}).create_vllm_config()
+    assert config.model_config.max_model_len == 8000
+    again = resolve_model(raw["architectures"]).parse_config(config.model_config.hf_config)
+    assert (again.max_position_embeddings, again.layers[0].rope.factor) == (8192, 4.0)
 
 
 def _rates_as_transformers_writes_them(hca: int) -> dict[str, Any]:

@@ -48,6 +48,10 @@ def test_every_form_of_a_prompt(processor, prompt, ids, text):
         ({}, "neither prompt nor prompt_token_ids"),
         ({"prompt": 3}, "must be a text, not int"),
         (5, "not int"),
+        (
+            {"prompt": "a", "multi_modal_data": {"image": 1}},
+            r"prompt\.multi_modal_data is not supp",
+        ),
         ([1, "a"], "whole numbers"),
         ([1.0], "whole numbers"),
         ([True], "whole numbers"),
@@ -95,6 +99,16 @@ def test_bad_parameters_name_their_field(processor, params, param, match):
     with pytest.raises(UserInputError, match=match) as error:
         process(processor, request_params=params)
     assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", "a"), ("seed", "a"), ("stop", 5), ("max_tokens", 1.5), ("logprobs", True)],
+)
+def test_parameters_of_the_wrong_type_name_their_field(processor, name, value):
+    with pytest.raises(UserInputError, match=f"^{name}: Expected") as error:
+        process(processor, request_params=SamplingParams(**{name: value}))
+    assert error.value.param == name
 
 
 def test_all_logprobs_need_an_open_limit(config):

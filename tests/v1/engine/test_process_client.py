@@ -194,14 +194,17 @@ from vllm.v1.engine.process_client import ProcessCore
 core = ProcessCore(make_config(pathlib.Path(sys.argv[1]), hang_at=1), FAKE_CORE)
 core.wait_ready()
 print(core.pid, core._channel._folder, flush=True)
+if sys.argv[2] == "stopped":
+    os.kill(core.pid, 19)
 os.kill(os.getpid(), 9)
 """
 
 
-def test_a_core_does_not_outlive_its_front_end(tmp_path):
+@pytest.mark.parametrize("state", ["running", "stopped"])
+def test_a_core_does_not_outlive_its_front_end(tmp_path, state):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
-        [sys.executable, "-c", ORPHAN_MAKER, str(tmp_path)],
+        [sys.executable, "-c", ORPHAN_MAKER, str(tmp_path), state],
         stdout=subprocess.PIPE,
         env=env,
         check=False,

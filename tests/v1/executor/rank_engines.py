@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
+from vllm.distributed.kv_transfer.offloading.latched import LatchedKeeper
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -39,7 +40,11 @@ class LentRanks:
 
 
 def run_engine(
-    prompts: Sequence[list[int]], ranks: LentRanks | None = None, **arguments: Any
+    prompts: Sequence[list[int]],
+    ranks: LentRanks | None = None,
+    *,
+    together: bool = False,
+    **arguments: Any,
 ) -> tuple[list[list[int]], list[int]]:
     """Answer prompts one after the other; tokens, and how many of each prompt were hits.
 
@@ -49,6 +54,7 @@ def run_engine(
     Args:
         prompts: Token ids.
         ranks: Where the model is; None: in this process alone.
+        together: Whether all are asked at once.
         arguments: Of the engine.
     """
     if ranks is not None:
@@ -65,18 +71,23 @@ def run_engine(
 
     engine = LLMEngine(config, InlineCore(build))
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    tokens, hits = [], []
+    last: dict[str, Any] = {}
+
+    def run() -> None:
+        while engine.has_unfinished_requests():
+            last.update({output.request_id: output for output in engine.step()})
+
     try:
         for index, prompt in enumerate(prompts):
             engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
-            outputs = []
-            while engine.has_unfinished_requests():
-                outputs += engine.step()
-            tokens.append(list(outputs[-1].outputs[0].token_ids))
-            hits.append(outputs[-1].num_cached_tokens or 0)
+            if not together:
+                run()
+        run()
     finally:
         engine.shutdown()
-    return tokens, hits
+    ends = [last[str(index)] for index in range(len(prompts))]
+    tokens = [list(output.outputs[0].token_ids) for output in ends]
+    return tokens, [output.num_cached_tokens or 0 for output in ends]
 
 
 def _wait_open(connector: Any) -> None:
@@ -84,6 +95,9 @@ def _wait_open(connector: Any) -> None:
         return
     assert connector._tier is not None
     keeper = connector._tier.keeper
+    if isinstance(keeper, LatchedKeeper):
+        # It changes in steps alone.
+        keeper = keeper._keeper
     deadline = time.monotonic() + _OPEN_S
     while keeper is not None and keeper.is_opening:
         assert time.monotonic() < deadline

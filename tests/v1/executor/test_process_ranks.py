@@ -2,12 +2,14 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cachelab.twin.recorded_run import compare_told
 from tests.model_executor.models.decoder.checkpoints import (
     VOCAB_SIZE,
     write_checkpoint,
@@ -24,9 +26,18 @@ from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.executor.rank_engines import LentRanks, run_engine
+from vllm.cachelab.twin.rebuild import check_rebuilt, environment_of, settings_of
+from vllm.cachelab.twin.trace_file import read_trace
 from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.executor.messages import Failure, RunStep, rebuild_failure
+from vllm.v1.executor.messages import (
+    BeginStep,
+    Failure,
+    Order,
+    RunStep,
+    TakeStep,
+    rebuild_failure,
+)
 from vllm.v1.executor.process_ranks import ProcessRanks
 
 pytestmark = pytest.mark.slow
@@ -116,6 +127,45 @@ def test_recurrent_layers(name: str, lend: Callable[[], LentRanks], tmp_path: Pa
     _check(lend, VOCAB_SIZE, model=str(folder), spread=name == "kimi", **drafts)
 
 
+def test_a_step_is_begun_before_the_last_ones_tokens_are_taken(
+    lend: Callable[[], LentRanks], tmp_path: Path
+) -> None:
+    write_checkpoint("qwen3-moe", tmp_path / "checkpoint")
+    long = random_tokens(70, 5, VOCAB_SIZE)
+    prompts = [long, [*long, 7, 9], random_tokens(5, 6, VOCAB_SIZE)]
+    arguments: dict[str, Any] = {
+        "model": str(tmp_path / "checkpoint"),
+        "kv_cache_memory_bytes": 8 << 20,
+        "max_model_len": 128,
+        "max_num_batched_tokens": 32,
+        "block_size": 16,
+    }
+    expected = run_engine(prompts, **arguments)
+    assert expected[1][1] == 64
+    for together in (False, True):
+        ranks, kinds = lend(), []
+        order = ranks.order
+
+        def note(orders: Sequence[Order], kinds: Any = kinds, order: Any = order) -> list[Any]:
+            kinds.append(type(orders[0]))
+            return order(orders)  # type: ignore[no-any-return]
+
+        ranks.order = note  # type: ignore[method-assign]
+        found = run_engine(prompts, ranks, together=together, async_scheduling=True, **arguments)
+        assert found[0] == expected[0]
+        if not together:
+            assert found[1] == expected[1]
+        assert RunStep not in kinds
+        steps = [kind for kind in kinds if kind in (BeginStep, TakeStep)]
+        # The engine may end with the last step begun, which nobody waits for.
+        assert steps.count(BeginStep) - steps.count(TakeStep) in (0, 1)
+        # A step is begun beside another one, and never a third.
+        assert (BeginStep, BeginStep) in pairwise(steps)
+        assert (BeginStep, BeginStep, BeginStep) not in zip(
+            steps, steps[1:], steps[2:], strict=False
+        )
+
+
 def test_an_error_keeps_its_class() -> None:
     error = rebuild_failure(1, Failure("ConfigError", "--block-size 48 is wrong."))
     assert isinstance(error, ConfigError)
@@ -125,6 +175,7 @@ def test_an_error_keeps_its_class() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-v4", "qwen 3.5"])
 def test_a_tier_of_two_ranks(name: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
+    """Each rank writes its rows, an object is there when both have; a record's twin agrees."""
     model = name
     if name in RECURRENT:
         model = str(tmp_path / "checkpoint")
@@ -137,10 +188,16 @@ def test_a_tier_of_two_ranks(name: str, lend: Callable[[], LentRanks], tmp_path:
     extra = {"secondary_tiers": [tier], "cpu_bytes_to_use": "16MiB", "always_restore": True}
     transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     transfer |= {"kv_connector_extra_config": {**extra, "warm": 0}}
-    # Each rank writes its rows; an object is there when both have.
+    record = tmp_path / "record"
+    arguments |= {"kv_transfer_config": transfer, "cache_trace": str(record)}
     for hits in ([0, 0], [288 if name in RECURRENT else 256, 128]):
-        found = run_engine(prompts, lend(), kv_transfer_config=transfer, **arguments)
+        found = run_engine(prompts, lend(), **arguments)
         assert found == (expected, hits)
+        trace = read_trace(record, is_strict=True)
+        with environment_of(trace.header):
+            check_rebuilt(trace.header, settings_of(trace.header))
+        sums = compare_told(trace)
+        assert sums.get("disk", 0) == sum(hits)
     assert len(list((tmp_path / "cache").glob("*/rows.*"))) == 2
 
 

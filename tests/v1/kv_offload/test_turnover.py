@@ -46,3 +46,11 @@ def test_an_object_was_seen_if_less_than_a_folder_came_after_it():
     assert not seen.add(key_of(0), 25)
     seen.clear()
     assert not seen.add(key_of(0), 25)
+
+
+def test_an_object_that_is_wanted_again_takes_no_more_room():
+    seen = SeenObjects()
+    seen.max_bytes = 75
+    assert [seen.add(key_of(0), 25) for _ in range(3)] == [False, True, True]
+    assert not any(seen.add(key_of(n), 25) for n in (1, 2))
+    assert seen.add(key_of(0), 25)

@@ -16,6 +16,8 @@ from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, assert_g
 from tests.model_executor.models.decoder.drafting import DRAFTING_MODELS, write_drafting_model
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
+from vllm.model_executor.models.decoder.model import DecoderBlock
+from vllm.native.loader import load_library
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +36,17 @@ def checkpoint(
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+@pytest.fixture(autouse=True)
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a step fail that runs a layer in torch, where the kernels are built."""
+
+    def refuse(self: DecoderBlock, *_: Any) -> None:
+        raise AssertionError("torch ran a layer")
+
+    if load_library():
+        monkeypatch.setattr(DecoderBlock, "forward", refuse)
 
 
 def start(folder: Path, num_drafts: int, **settings: Any) -> LLM:
@@ -60,13 +73,16 @@ def ask(
     return answers, [output.num_cached_tokens for output in outputs]
 
 
-def test_drafts_change_no_answer_in_bf16(checkpoint: tuple[Path, Any]) -> None:
-    """The kernels pack bf16 weights and give them back, but torch runs the block by one of them."""
+@pytest.mark.parametrize("weights", [{"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_drafts_change_no_answer_of_narrow_weights(
+    checkpoint: tuple[Path, Any], weights: dict[str, str]
+) -> None:
+    """The head is the same with a block that drafts as without one."""
     folder, _ = checkpoint
     prompts = [random_tokens(length, length, VOCAB_SIZE) for length in (3, 70)]
     answers = []
     for num_drafts in (0, 2):
-        llm = start(folder, num_drafts, dtype="bfloat16")
+        llm = start(folder, num_drafts, **weights)
         answers.append([ask(llm, prompts, [12, 12])[0] for _ in range(2)])
         if num_drafts:
             assert count(llm, "vllm:spec_decode_num_draft_tokens") > 0

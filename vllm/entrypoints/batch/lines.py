@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 _FIELDS = ("custom_id", "method", "url", "body")
+# What answers in parts, or after the command has ended.
+_NOT_IN_A_BATCH = ("stream", "background")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def _find_fault(fields: Mapping[str, Any]) -> str | None:
         return f"url {url!r} is not a path such as /v1/chat/completions"
     if not isinstance(body, dict):
         return "body must be an object: the request that url takes"
-    if body.get("stream"):
-        return "stream is not possible in a batch: leave it out"
+    for name in _NOT_IN_A_BATCH:
+        if body.get(name):
+            return f"{name} is not possible in a batch: leave it out"
     return None

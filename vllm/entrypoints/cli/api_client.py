@@ -113,9 +113,13 @@ def _reachable(url: str) -> Iterator[None]:
     try:
         yield
     except (httpx.HTTPError, httpx.InvalidURL) as error:
+        advice = (
+            "set SSL_CERT_FILE to a file of the authority that signed it."
+            if "CERTIFICATE_VERIFY_FAILED" in str(error)
+            else "is a server running there? 'vllm serve' starts one; --url says where it is."
+        )
         raise EngineError(
-            f"No answer from {url} ({str(error) or type(error).__name__}): is a server running "
-            "there? 'vllm serve' starts one; --url says where it is."
+            f"No answer from {url} ({str(error) or type(error).__name__}): {advice}"
         ) from error
 
 

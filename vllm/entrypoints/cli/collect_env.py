@@ -14,26 +14,10 @@ from vllm.platforms.resolve import get_current_platform, is_cuda_available
 from vllm.version import BANNER
 
 _PACKAGES = (
-    *(
-        "torch",
-        "torch-npu",
-        "triton",
-        "transformers",
-        "tokenizers",
-        "safetensors",
-        "numpy",
-        "fastapi",
-    ),
-    *(
-        "fastapi",
-        "uvicorn",
-        "pydantic",
-        "msgspec",
-        "pyzmq",
-        "prometheus_client",
-        "jinja2",
-        "openai",
-    ),
+    *("torch", "torch-npu", "triton", "transformers"),
+    *("tokenizers", "safetensors", "numpy", "llguidance"),
+    *("fastapi", "uvicorn", "pydantic", "msgspec"),
+    *("pyzmq", "prometheus_client", "jinja2", "openai"),
 )
 _PREFIXES = ("VLLM_", "CUDA_", "ASCEND_", "OMP_", "MKL_", "TORCH_")
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")

@@ -2,7 +2,7 @@
 
 from vllm.utils.argparse_utils import IgnoredFlag
 
-_ONE_WORKER = "there is one worker, which needs no such choice"
+_ONE_MACHINE = "the workers are on this machine and find each other"
 _NO_COMPILER = "nothing is compiled, and answers do not depend on it"
 _NO_GRAPHS = "no graphs are captured on a CPU, and answers do not depend on it"
 _NO_MEDIA = "only text is served"
@@ -42,8 +42,6 @@ IGNORED_SERVE_FLAGS = (
     _value("weights are read the one way", "--model-loader-extra-config"),
     _switch(_LOG_ONLY, "--use-tqdm-on-load"),
     _value("the model's own implementation is the only one", "--model-impl"),
-    _value("there is one runner", "--runner"),
-    _value("there is one runner", "--convert"),
     _value("the token is read from HF_TOKEN", "--hf-token"),
     _value("the model says it", "--config-format"),
     _value("only the files that a model needs are fetched", "--ignore-patterns"),
@@ -62,19 +60,16 @@ IGNORED_SERVE_FLAGS = (
     _switch(_NO_MOE_KERNELS, "--enable-eplb"),
     _value(_NO_MOE_KERNELS, "--eplb-config"),
     _value(_NO_MOE_KERNELS, "--expert-placement-strategy"),
-    # Parallelism that one worker has anyway.
-    _value(_ONE_WORKER, "--worker-cls"),
-    _value(_ONE_WORKER, "--worker-extension-cls"),
-    _value(_ONE_WORKER, "--nnodes", "-n"),
-    _value(_ONE_WORKER, "--node-rank", "-r"),
-    _value(_ONE_WORKER, "--master-addr"),
-    _value(_ONE_WORKER, "--master-port"),
+    # Parallelism of one machine.
+    _value("no code of a user's is run", "--worker-extension-cls"),
+    _value(_ONE_MACHINE, "--master-addr"),
+    _value(_ONE_MACHINE, "--master-port"),
     _value(
         "cores are started from here and join by themselves", "--data-parallel-rpc-port", "-dpp"
     ),
-    _switch(_ONE_WORKER, "--disable-custom-all-reduce"),
-    _switch(_ONE_WORKER, "--enable-dbo"),
-    _switch(_ONE_WORKER, "--ray-workers-use-nsight"),
+    _switch(_ONE_MACHINE, "--disable-custom-all-reduce"),
+    _switch(_ONE_MACHINE, "--enable-dbo"),
+    _switch(_ONE_MACHINE, "--ray-workers-use-nsight"),
     # Media.
     _value(_NO_MEDIA, "--limit-mm-per-prompt"),
     _value(_NO_MEDIA, "--media-io-kwargs"),

@@ -13,6 +13,9 @@ def _switch(*names: str, advice: str = "leave it out") -> RefusedFlag:
     return RefusedFlag(names, is_switch=True, advice=advice)
 
 
+# Each node would serve all requests alone.
+_OTHER_MACHINES = "other machines' cores take --data-parallel-backend ray"
+
 REFUSED_SERVE_FLAGS = (
     # Prefix cache and KV cache.
     _value("--ec-transfer-config"),
@@ -26,6 +29,8 @@ REFUSED_SERVE_FLAGS = (
     _value("--logits-processors", advice="no code of a user's is run"),
     _value("--pooler-config"),
     _value("--task", harmless=("auto", "generate")),
+    _value("--runner", harmless=("auto", "generate")),
+    _value("--convert", harmless=("auto", "none")),
     _switch("--disable-sliding-window"),
     _switch("--enable-prompt-embeds"),
     _switch("--enable-mm-embeds"),
@@ -37,6 +42,9 @@ REFUSED_SERVE_FLAGS = (
     _switch("--skip-tokenizer-init"),
     _value("--device", harmless=("auto",)),
     # Parallelism.
+    _value("--worker-cls", harmless=("auto",)),
+    _value("--nnodes", "-n", harmless=("1",), advice=_OTHER_MACHINES),
+    _value("--node-rank", "-r", harmless=("0",), advice=_OTHER_MACHINES),
     _value("--pipeline-parallel-size", "-pp", harmless=("1",)),
     _value("--data-parallel-rank", "-dpn", harmless=("0",), advice="give --data-parallel-size"),
     _switch("--data-parallel-hybrid-lb"),

@@ -13,6 +13,7 @@ from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger, setup_logging
 from vllm.utils.config_file import CONFIG_FLAG, CONFIG_MODEL_FLAG
+from vllm.utils.flag_text import filled_text
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.option_flags import add_option_flags, take_options
 from vllm.version import BANNER
@@ -43,16 +44,19 @@ def add_serve_flags(parser: Any) -> None:
         "model_positional",
         metavar="model",
         nargs="?",
+        type=filled_text,
         help="A folder, a hub id, or deepseek-v4: the small checkpoint inside this package (the "
         "default).",
     )
-    parser.add_argument("--model", help="The same, as a flag.")
+    parser.add_argument("--model", type=filled_text, help="The same, as a flag.")
     parser.add_argument(
         CONFIG_FLAG,
         metavar="FILE",
         help="A YAML file of flags (max-model-len: 4k); the command line goes before it.",
     )
-    parser.add_argument(CONFIG_MODEL_FLAG, dest="config_model", help=argparse.SUPPRESS)
+    parser.add_argument(
+        CONFIG_MODEL_FLAG, dest="config_model", type=filled_text, help=argparse.SUPPRESS
+    )
     add_option_flags(parser, ServerArgs)
     EngineArgs.add_cli_args(parser)
     parser.add_ignored_flags(IGNORED_SERVE_FLAGS)
@@ -97,6 +101,8 @@ def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
     engine_args = EngineArgs.from_cli_args(args)
     logger.info(BANNER)
     _log_non_defaults(engine_args, server_args)
+    for line in envs.describe_unknown():
+        logger.warning(line)
     for flag in args.ignored_flags:
         logger.warning("%s is accepted and has no effect: %s.", flag.names[0], flag.why)
     config = engine_args.create_vllm_config()

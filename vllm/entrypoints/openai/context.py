@@ -14,10 +14,9 @@ from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import ModelNotFoundError
 from vllm.parser.registry import ParserChoice
 from vllm.tokenizers import ChatEncoder, Tokenizer
+from vllm.v1.engine.generation_defaults import answer_limit, sampling_defaults
 from vllm.version import ENGINE_NAME, __version__
 
-# Fields of generation_config.json that set defaults of a request.
-_DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 # What Hugging Face's clients send where their user names no model, and what their pages tell to.
 _NO_MODEL = ("dummy", "tgi")
 EMBEDDED_NOTE = (
@@ -41,6 +40,7 @@ class ServedModel:
         has_kv_transfer: Whether KV is given to, or taken from, other engines.
         default_sampling: Sampling fields that the checkpoint sets when a request does not.
         fingerprint: The ``system_fingerprint`` of responses.
+        max_new_tokens: Most tokens of any answer, whatever a request asks for; None: the context.
     """
 
     names: tuple[str, ...]
@@ -53,6 +53,7 @@ class ServedModel:
     fingerprint: str
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     has_kv_transfer: bool = False
+    max_new_tokens: int | None = None
     created: int = field(default_factory=unix_now)
 
     def resolve_name(self, name: str | None) -> str:
@@ -106,9 +107,8 @@ def make_served_model(
         has_priority=config.scheduler_config.policy == "priority",
         has_kv_transfer=config.kv_transfer_config is not None,
         fingerprint=_fingerprint(config),
-        default_sampling={
-            name: defaults[name] for name in _DEFAULT_FIELDS if defaults.get(name) is not None
-        },
+        default_sampling=sampling_defaults(defaults),
+        max_new_tokens=answer_limit(defaults),
     )
 
 

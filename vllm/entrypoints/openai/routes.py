@@ -62,6 +62,8 @@ async def chat_completions(
     return await create_chat_completion(body, request, context)
 
 
+# With a slash behind it too: the next route would take it for the name of no model.
+@router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models", tags=["OpenAI"])
 async def list_models(context: Context) -> Response:
     """List the served names."""

@@ -196,14 +196,14 @@ def resolve_max_tokens(
     if room < 1:
         num_asked = max(asked or default or 1, 1)
         raise ContextLengthError(num_prompt_tokens, limit, num_asked, of_messages=of_messages)
-    if asked is None:
-        return room if default is None else min(default, room)
-    if asked > limit:
+    if asked is not None and asked > limit:
         raise UserInputError(
             f"max_tokens={asked} is above the model's context of {limit} tokens: lower it.",
             "max_tokens",
         )
-    return min(asked, room)
+    # The server's own limit shortens an answer without an error, as the context does.
+    wanted = (default if asked is None else asked, served_model.max_new_tokens)
+    return min([room, *(count for count in wanted if count is not None)])
 
 
 def make_sampling_params(

@@ -38,7 +38,8 @@ class ServerArgs:
     )
     generation_config: str = option(
         "auto",
-        "auto: the checkpoint's sampling defaults; vllm: neutral ones.",
+        "auto: the checkpoint's sampling defaults, and its max_new_tokens as a limit of every "
+        "answer; vllm: neutral ones.",
         group=_GROUP,
         choices=GENERATION_CONFIGS,
     )

@@ -11,6 +11,7 @@ from vllm.model_executor.model_loader.safetensors_header import StoredTensor, re
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_OTHER_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npz", ".gguf")
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 _MAX_NAMED = 20
 
@@ -43,7 +44,7 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
     if not names:
         raise CheckpointError(
             f"{folder} holds no weights: expected {SINGLE_FILE}, or shards with {INDEX_FILE}. "
-            "Other formats must be converted to safetensors; --load-format dummy needs no weights."
+            f"{_advise_on_others(folder)}; --load-format dummy needs no weights."
         )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
@@ -52,6 +53,16 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
             f"{name_some(missing)}. Download them again."
         )
     return tuple(folder / name for name in names)
+
+
+def _advise_on_others(folder: Path) -> str:
+    """Return what to do about weights of other formats, which are named."""
+    found = sorted(file for file in folder.glob("*") if file.suffix in _OTHER_SUFFIXES)
+    gguf = [file for file in found if file.suffix == ".gguf"]
+    if gguf:
+        return f"To serve a GGUF file, give its own path ({gguf[0]})"
+    named = f" ({name_some([file.name for file in found])})" if found else ""
+    return f"Other formats{named} must be converted to safetensors"
 
 
 def read_weight_map(index: Path) -> dict[str, str]:

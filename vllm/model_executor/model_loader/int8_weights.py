@@ -37,7 +37,6 @@ class Int8Weights(MatrixStorages):
     Args:
         names: Names of the checkpoint's tensors; None: all that a model asks for are there.
         inputs: What products' inputs are rounded to.
-        rounds_head: Whether the output head is rounded; torch reads it where it drafts.
         ops: Resolves op names.
     """
 
@@ -46,11 +45,10 @@ class Int8Weights(MatrixStorages):
         names: Sequence[str] | None,
         inputs: Inputs = "whole",
         *,
-        rounds_head: bool = True,
         ops: OpResolver = get_reference_op,
     ) -> None:
         super().__init__(ops)
-        self._names, self._inputs, self._rounds_head = names, inputs, rounds_head
+        self._names, self._inputs = names, inputs
 
     def _find_storage(
         self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
@@ -62,7 +60,7 @@ class Int8Weights(MatrixStorages):
     def _is_rounded_head(self, name: str) -> bool:
         """Whether a table is what logits are products with: an embedding is where it is tied."""
         has_head = self._names is not None and any("lm_head." in own for own in self._names)
-        return self._rounds_head and (name == "lm_head" or not has_head)
+        return name == "lm_head" or not has_head
 
     def make_experts(
         self,

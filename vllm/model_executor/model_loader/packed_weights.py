@@ -21,6 +21,9 @@ from vllm.model_executor.layers.quantization.code_layouts import (
     read_fp8_codes,
     read_gptq_words,
     read_int8_codes,
+    read_mxfp4_codes,
+    read_mxfp8_codes,
+    read_nvfp4_codes,
 )
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
@@ -39,6 +42,7 @@ logger = init_logger(__name__)
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 # DeepSeek's name for a scale that is multiplied by as any other.
 _INVERSE = ".weight_scale_inv"
+_SMALL_FLOATS = ("nvfp4", "mxfp4", "mxfp8")
 _INTEGERS = {"I32": torch.int32, "I64": torch.int64}
 
 
@@ -67,6 +71,8 @@ class PackedWeights(MatrixStorages):
         super().__init__(ops)
         self._config = config
         self._rounds_inputs = rounds_inputs
+        for note in config.notes:
+            logger.warning("%s", note)
         # By the model's name: the tensor and its module's name in the file.
         self._tensors = {
             tensor.name if translate is None else translate(tensor.name): tensor
@@ -151,8 +157,16 @@ class PackedWeights(MatrixStorages):
         )
         whole = _whole_size(shard, rows, columns)
         num_groups = -(-columns // group) if group else 1
+        if scheme.format == "mxfp8" and device.type != "cpu":
+            # Panels of such codes are kept by CPUs alone.
+            shape = (rows, num_groups)
+            scales = torch.empty(shape, dtype=torch.uint8, device=device)
+            return Fp8Blocks(rows, columns, (1, group), scales, (".weight_scale", shape))
         convert: Convert
-        if scheme.format == "int8":
+        if scheme.format in _SMALL_FLOATS:
+            convert = self._take_small_floats(name, scheme, (rows, columns), make)
+
+        elif scheme.format == "int8":
             make.take(".weight", torch.int8, (rows, columns))
             make.take_floats(".weight_scale", (rows, num_groups))
 
@@ -204,6 +218,58 @@ class PackedWeights(MatrixStorages):
                 return read_awq_words(raw[".qweight"], raw[".scales"], raw[".qzeros"], group)
 
         return PackingStorage(rows, columns, make.raw, convert, self._find_inputs(scheme))
+
+    def _take_small_floats(
+        self, name: str, scheme: WeightScheme, size: tuple[int, int], make: "_RawTensors"
+    ) -> Convert:
+        """Makes the destinations of NVFP4, MXFP4 or MXFP8, and returns what reads them."""
+        rows, columns = size
+        is_modelopt = self._config.method == "modelopt"
+        codes = ".weight" if is_modelopt or scheme.bits == 8 else ".weight_packed"
+        stored = self._tensors.get(name + codes) or self._find_anchor(name)
+        assert stored is not None, "only what is stored has a scheme"
+        allowed = ("F8_E4M3",) if scheme.bits == 8 else ("U8", "I8", "F4")
+        if stored.dtype not in allowed or not stored.name.endswith(codes):
+            raise UnsupportedFeatureError(
+                f"Tensor {stored.name} of {stored.file.name} is of type {stored.dtype}, but by the "
+                f"checkpoint's config ({self._config.method}) its module is {scheme.format}, with "
+                f"a {codes.removeprefix('.')} of {'/'.join(allowed)}: use a release whose config "
+                "says how this module is stored."
+            )
+        group = scheme.group
+        if columns % group:
+            raise CheckpointError(
+                f"{name} has {columns} inputs, which are not whole groups of {group}, as "
+                f"{scheme.format} has them: config.json describes another model than the weights."
+            )
+        scales = (rows, columns // group)
+        make.take_if_stored(".input_global_scale", torch.float32, None)
+        make.take_if_stored(".input_scale", torch.float32, None)
+        if scheme.format == "mxfp8":
+            make.take(codes, torch.float8_e4m3fn, (rows, columns))
+            make.take(".weight_scale", torch.float8_e8m0fnu, scales)
+            return lambda raw: read_mxfp8_codes(
+                name,
+                raw[codes].view(torch.uint8),
+                raw[".weight_scale"].view(torch.uint8),
+                group,
+            )
+        make.take(codes, torch.uint8, (rows, columns // 2))
+        if scheme.format == "mxfp4":
+            make.take(".weight_scale", torch.float8_e8m0fnu, scales)
+            return lambda raw: read_mxfp4_codes(
+                raw[codes], raw[".weight_scale"].view(torch.uint8), group
+            )
+        whole = ".weight_scale_2" if is_modelopt else ".weight_global_scale"
+        make.take(".weight_scale", torch.float8_e4m3fn, scales)
+        make.take_one(whole)
+        return lambda raw: read_nvfp4_codes(
+            name,
+            raw[codes],
+            raw[".weight_scale"],
+            (whole, raw[whole]),
+            divides=not is_modelopt,
+        )
 
     def _find_inputs(self, scheme: WeightScheme) -> Inputs:
         """Returns what the checkpoint asks for, else, of four bits, what the user does."""
@@ -280,9 +346,18 @@ class _RawTensors:
     def take(self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.raw[suffix] = torch.empty(shape, dtype=dtype, device=self._device)
 
-    def take_if_stored(self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        if self._name + suffix in self._tensors:
-            self.take(suffix, dtype, shape)
+    def take_if_stored(
+        self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...] | None
+    ) -> None:
+        """``shape``: None: the file's."""
+        if (stored := self._tensors.get(self._name + suffix)) is not None:
+            self.take(suffix, dtype, stored.shape if shape is None else shape)
+
+    def take_one(self, suffix: str) -> None:
+        """A number, which some writers store as a list of one."""
+        stored = self._tensors.get(self._name + suffix)
+        has_axis = stored is not None and len(stored.shape) > 0
+        self.take(suffix, torch.float32, (1,) if has_axis else ())
 
     def take_floats(self, suffix: str, shape: tuple[int, int]) -> None:
         """Scales keep their type: fp16 has no room for all of bf16's."""

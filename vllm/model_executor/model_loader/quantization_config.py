@@ -3,6 +3,7 @@
     compressed-tensors   config.json's quantization_config: groups of modules, each with a format
     fp8                  the same: blocks of FP8 under one scale each
     awq, gptq            the same, or a quantize_config.json, quant_config.json beside it
+    modelopt             the same, or a hf_quant_config.json: NVFP4
 
 ``find_scheme`` answers for one module; what is not served is refused by name and reason before a
 byte of weights is read.
@@ -17,8 +18,8 @@ from typing import Any, Literal
 
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
 
-Method = Literal["compressed-tensors", "awq", "gptq", "fp8"]
-METHODS: tuple[Method, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
+Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "modelopt"]
+METHODS: tuple[Method, ...] = ("compressed-tensors", "awq", "gptq", "fp8", "modelopt")
 # What people type for them; the right side is what a config.json says.
 METHOD_NAMES: Mapping[str, Method] = {
     "compressed-tensors": "compressed-tensors",
@@ -29,11 +30,17 @@ METHOD_NAMES: Mapping[str, Method] = {
     "auto_gptq": "gptq",
     "gptq_marlin": "gptq",
     "fp8": "fp8",
+    "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
 }
 ByteInputs = Literal["bytes by row", "bytes by group"]
 """Inputs in eight bits: in 255 steps of the largest of a row, or of a row's group of weights."""
 _OLD_FILES = ("quantize_config.json", "quant_config.json")
+_MODELOPT_FILE = "hf_quant_config.json"
 _FORMATS = ("int-quantized", "pack-quantized", "float-quantized")
+_NVFP4_GROUP = 16
+# How ModelOpt names what is kept of keys and values, beside their scales in the files.
+_CACHE_SCALES = (".k_scale", ".v_scale")
 _NOT_SERVED = "which is not served: use a release in another format, or its BF16 one."
 
 
@@ -43,7 +50,8 @@ class WeightScheme:
 
     Attributes:
         format: "packed": words of codes of compressed-tensors; "int8", "fp8": a weight of that type
-            and its scales; "awq"; "gptq".
+            and its scales; "awq"; "gptq"; "nvfp4", "mxfp4": e2m1 codes under e4m3 scales, which
+            have one of the whole matrix, or under e8m0 ones; "mxfp8": e4m3 codes under e8m0 ones.
         bits: Of a code.
         group: Inputs under one scale; 0: all of a row, or of a whole block (fp8).
         is_symmetric: Whether there are no zero points.
@@ -52,13 +60,21 @@ class WeightScheme:
         inputs: What the inputs of its products are rounded to.
     """
 
-    format: Literal["packed", "int8", "fp8", "awq", "gptq"]
+    format: Literal["packed", "int8", "fp8", "awq", "gptq", "nvfp4", "mxfp4", "mxfp8"]
     bits: int
     group: int = 0
     is_symmetric: bool = True
     block: tuple[int, int] = (0, 0)
     adds_one: bool = False
     inputs: ByteInputs | None = None
+
+
+# compressed-tensors' formats of small floats: how it says that a scale's inputs are chosen.
+_SMALL_FLOATS: Mapping[str, tuple[WeightScheme, str]] = {
+    "nvfp4-pack-quantized": (WeightScheme("nvfp4", 4, _NVFP4_GROUP), "tensor_group"),
+    "mxfp4-pack-quantized": (WeightScheme("mxfp4", 4, 32), "group"),
+    "mxfp8-quantized": (WeightScheme("mxfp8", 8, 32), "group"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +95,16 @@ class QuantizationConfig:
     Attributes:
         method: Its spelling.
         rules: The first that takes a module's name decides; a name that none takes is plain.
+        notes: What it asks for and is not done, as it costs accuracy alone: for the log.
     """
 
     method: Method
     rules: tuple[_Rule, ...]
+    notes: tuple[str, ...] = ()
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether a tensor is of no use here: a scale of ModelOpt's quantised KV cache."""
+        return self.method == "modelopt" and name.endswith(_CACHE_SCALES)
 
     def find_scheme(self, name: str) -> WeightScheme | None:
         """Return how a module's weight is stored; None: as plain values.
@@ -103,7 +125,7 @@ def read_quantization(
 
     Args:
         raw: The parsed config.json.
-        folder: Where files lie that older releases put beside it.
+        folder: Where files lie that other releases put beside it.
 
     Returns:
         None: The weights are plain, or described in another way (FP8 and FP4 of DeepSeek, MXFP4 of
@@ -121,6 +143,8 @@ def read_quantization(
             if file.is_file():
                 declared, source = _read_file(file), str(file)
                 break
+        if declared is None and (file := Path(folder) / _MODELOPT_FILE).is_file():
+            declared, source = {"quant_method": "modelopt", **_read_object(file)}, str(file)
     if declared is None:
         return None
     if not isinstance(declared, Mapping):
@@ -138,6 +162,8 @@ def read_quantization(
         return _read_gptq(fields)
     if method == "fp8":
         return _read_fp8(fields)
+    if method in ("modelopt", "modelopt_fp4"):
+        return _read_modelopt(fields)
     return None
 
 
@@ -183,6 +209,13 @@ def _read_file(file: Path) -> Any:
         raise ConfigError(f"{file} cannot be read: {error}.") from error
 
 
+def _read_object(file: Path) -> Mapping[str, Any]:
+    found = _read_file(file)
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{file} holds {found!r}: it must hold an object.")
+    return found
+
+
 def _matches(target: str, name: str) -> bool:
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None
@@ -219,7 +252,7 @@ def _read_compressed(fields: _Fields) -> QuantizationConfig:
         raise fields.refuse(f"weights of status {status!r}, where 'compressed' ones are stored")
     common = fields.get("format", str, "")
     ignored = _check_patterns(fields.get("ignore", list, []), fields, "ignore")
-    rules = [_Rule(ignored, None)]
+    rules, notes = [_Rule(ignored, None)], dict[str, None]()
     groups = fields.get("config_groups", Mapping, {})
     if not groups:
         raise ConfigError(f"{fields.source} has no 'config_groups': it names no weights.")
@@ -228,10 +261,21 @@ def _read_compressed(fields: _Fields) -> QuantizationConfig:
             raise ConfigError(f"{fields.source}: config_groups.{name} is {group!r}, not an object.")
         own = _Fields(group, f"{fields.source}: config_groups.{name}")
         targets = _check_patterns(own.get("targets", list, ["Linear"]), own, "targets")
-        rules.append(_Rule(targets, _read_compressed_group(own, own.get("format", str, common))))
+        spelled = own.get("format", str, common)
+        rules.append(_Rule(targets, _read_compressed_group(own, spelled)))
+        if spelled in _SMALL_FLOATS and group.get("input_activations") is not None:
+            notes[_note_inputs(own.get("input_activations", Mapping, {}))] = None
     # Exact names and patterns stand before whole classes.
     rules[1:] = sorted(rules[1:], key=lambda rule: "Linear" in rule.targets)
-    return QuantizationConfig("compressed-tensors", tuple(rules))
+    return QuantizationConfig("compressed-tensors", tuple(rules), tuple(notes))
+
+
+def _note_inputs(declared: Mapping[str, Any]) -> str:
+    bits = declared.get("num_bits", 4)
+    return (
+        f"The checkpoint asks for inputs of products rounded to floats of {bits} bits: they are "
+        "taken as they are, which is closer to the unquantised model"
+    )
 
 
 def _read_compressed_group(fields: _Fields, spelled: str) -> WeightScheme | None:
@@ -241,8 +285,11 @@ def _read_compressed_group(fields: _Fields, spelled: str) -> WeightScheme | None
     kind, bits = weights.get("type", str, "int"), weights.get("num_bits", int, 8)
     strategy = weights.get("strategy", str, "tensor")
     group, is_symmetric = weights.get("group_size", int, 0), weights.get("symmetric", bool, True)
+    if spelled in _SMALL_FLOATS:
+        return _read_small_floats(fields, weights, spelled)
     if spelled not in _FORMATS:
-        raise fields.refuse(f"the format {spelled!r} (served: {', '.join(_FORMATS)})")
+        served = ", ".join((*_FORMATS, *_SMALL_FLOATS))
+        raise fields.refuse(f"the format {spelled!r} (served: {served})")
     if weights.raw.get("actorder") in ("group", "dynamic"):
         raise weights.refuse(f"actorder {weights.raw['actorder']!r}")
     inputs = _read_inputs(fields, group)
@@ -271,6 +318,29 @@ def _read_compressed_group(fields: _Fields, spelled: str) -> WeightScheme | None
     if bits not in (4, 8):
         raise weights.refuse(f"{bits} bits (served: 4 and 8)")
     return WeightScheme("packed", bits, group, is_symmetric, inputs=inputs)
+
+
+def _read_small_floats(fields: _Fields, weights: _Fields, spelled: str) -> WeightScheme:
+    """Return the scheme of NVFP4, MXFP4 or MXFP8, of which nothing can be chosen.
+
+    Inputs are taken as they are, whatever is asked for: rounding them would cost accuracy, and no
+    kernel here multiplies such codes by each other.
+    """
+    scheme, strategy = _SMALL_FLOATS[spelled]
+    if fields.raw.get("output_activations") is not None:
+        raise fields.refuse("rounded outputs ('output_activations')")
+    expected = {
+        "type": "float",
+        "num_bits": scheme.bits,
+        "strategy": strategy,
+        "group_size": scheme.group,
+        "symmetric": True,
+    }
+    for name, value in expected.items():
+        found = weights.get(name, type(value), value)
+        if found != value:
+            raise weights.refuse(f"{name} {found!r} as {spelled} (served: {value!r})")
+    return scheme
 
 
 def _read_inputs(fields: _Fields, group: int) -> ByteInputs | None:
@@ -358,6 +428,42 @@ def _read_fp8(fields: _Fields) -> QuantizationConfig:
         raise ConfigError(f"{fields.source}: 'weight_block_size' is {block!r}.")
     sizes = (block[0], block[1]) if block else (0, 0)
     return QuantizationConfig("fp8", (_Rule(("Linear",), WeightScheme("fp8", 8, block=sizes)),))
+
+
+def _read_modelopt(fields: _Fields) -> QuantizationConfig:
+    """Read ModelOpt's description, flat or below 'quantization'."""
+    if fields.raw.get("quantization") is not None:
+        own = fields.get("quantization", Mapping, {})
+        fields = _Fields(own, f"{fields.source}: 'quantization'")
+    algorithm = fields.get("quant_algo", str, "unnamed")
+    if algorithm != "NVFP4":
+        raise fields.refuse(f"ModelOpt's {algorithm!r} (served: NVFP4)")
+    group = fields.get("group_size", int, _NVFP4_GROUP)
+    if group != _NVFP4_GROUP:
+        raise fields.refuse(f"NVFP4 in groups of {group} inputs (served: {_NVFP4_GROUP})")
+    excluded = _check_patterns(
+        [*fields.get("exclude_modules", list, []), *fields.get("ignore", list, [])],
+        fields,
+        "exclude_modules",
+    )
+    notes = [_note_inputs({})]
+    if fields.raw.get("kv_cache_quant_algo") or fields.raw.get("kv_cache_scheme"):
+        notes.append(
+            "The checkpoint asks for a quantised KV cache: its scales are left out, and keys and "
+            "values are kept in the type of the activations"
+        )
+    rules = (
+        _Rule(tuple(_wildcard_pattern(name) for name in excluded), None),
+        _Rule(("Linear",), WeightScheme("nvfp4", 4, _NVFP4_GROUP)),
+    )
+    return QuantizationConfig("modelopt", rules, tuple(notes))
+
+
+def _wildcard_pattern(name: str) -> str:
+    """Returns the pattern of a name with stars, which stands for all below it too."""
+    if name.startswith("re:"):
+        return name
+    return f"re:{re.escape(name).replace(re.escape('*'), '.*')}(\\..*)?$"
 
 
 def _read_group(fields: _Fields, group: int) -> int:

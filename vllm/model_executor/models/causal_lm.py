@@ -79,10 +79,6 @@ class CausalLM(nn.Module, Generic[ConfigT]):
         """Takes a tensor whose slot is on the meta device, as it lies in its file."""
         raise AssertionError(f"{name} is no such tensor")
 
-    def weights_for_torch(self) -> tuple[torch.Tensor, ...]:
-        """Returns matrices that torch multiplies by although other code runs the model."""
-        return ()
-
     @abstractmethod
     def forward(
         self,

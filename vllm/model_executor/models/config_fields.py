@@ -7,7 +7,7 @@ from typing import Any
 from vllm.exceptions import ConfigError
 
 # What a float holds exactly: sizes are multiplied with floats, and nothing is larger.
-_LARGEST_INT = 1 << 53
+LARGEST_INT = 1 << 53
 
 
 class FieldReader:
@@ -83,6 +83,24 @@ class FieldReader:
             raise self.error(name, value, "a string")
         return value
 
+    def refuse_other_spelling(self, name: str, spelled: "FieldReader") -> None:
+        """Refuses an object that an older spelling gives beside the one that is read.
+
+        Args:
+            name: The older spelling's field; absent, or saying the same, it is of no consequence.
+            spelled: The object that is read.
+
+        Raises:
+            ConfigError: The two differ in a field of the older one.
+        """
+        for key, value in self.mapping(name).items():
+            if value is None:
+                continue
+            said = spelled._raw.get("rope_type" if key == "type" else key)
+            if said != value:
+                allowed = f"{said!r}, which {spelled._prefix[:-1]} says: give one of the two"
+                raise self.error(f"{name}.{key}", value, allowed)
+
     def int_list(self, name: str) -> tuple[int, ...]:
         """Reads a list of integers; absent reads as empty."""
         value = self._raw.get(name)
@@ -121,8 +139,8 @@ class FieldReader:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(name, value, f"an integer of at least {least}")
-        if value > _LARGEST_INT:
-            raise self.error(name, value, f"an integer up to {_LARGEST_INT}")
+        if value > LARGEST_INT:
+            raise self.error(name, value, f"an integer up to {LARGEST_INT}")
         return value
 
     def _value(self, name: str, default: Any) -> Any:

@@ -24,7 +24,11 @@ from vllm.model_executor.models.decoder.family_fields import (
     read_layer_types,
     refuse_quantization,
 )
-from vllm.model_executor.models.decoder.rope_config import RopeConfig, read_rope_object
+from vllm.model_executor.models.decoder.rope_config import (
+    RopeConfig,
+    check_one_spelling,
+    read_rope_object,
+)
 
 _LOCAL_THETA = 10_000.0
 _GLOBAL_THETA = 1_000_000.0
@@ -126,6 +130,7 @@ def _read_ropes(fields: FieldReader, head_dim: int) -> tuple[RopeConfig, RopeCon
         nested = fields.sub_reader("rope_parameters")
         local = nested.sub_reader("sliding_attention")
         full = nested.sub_reader("full_attention")
+        check_one_spelling(fields, full)
     else:
         local, full = FieldReader({}), fields.sub_reader("rope_scaling")
     local_theta = fields.number("rope_local_base_freq", _LOCAL_THETA)

@@ -59,7 +59,7 @@ def _read(fields: FieldReader, *, window: int, has_bias: bool, has_mlp_bias: boo
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=fields.positive_int("hidden_size"),
-        max_position_embeddings=read_length(fields),
+        max_position_embeddings=read_length(fields, rope),
         layers=(LayerPlan(window, rope, mlp),) * fields.positive_int("num_hidden_layers"),
         attention=AttentionShape(
             num_heads=num_heads,

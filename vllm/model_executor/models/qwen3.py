@@ -96,7 +96,7 @@ def _read(
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=fields.positive_int("hidden_size"),
-        max_position_embeddings=read_length(fields),
+        max_position_embeddings=read_length(fields, rope),
         layers=tuple(
             LayerPlan(window, rope, plan) for window, plan in zip(windows, plans, strict=True)
         ),

@@ -32,7 +32,7 @@ from vllm.model_executor.models.decoder.family_fields import (
     read_length,
     refuse_quantization,
 )
-from vllm.model_executor.models.decoder.rope_config import RopeConfig, read_rope
+from vllm.model_executor.models.decoder.rope_config import RopeConfig, find_rope_object, read_rope
 
 _KINDS = ("linear_attention", "full_attention")
 _THETA = 10_000.0
@@ -152,7 +152,7 @@ def _read(
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=fields.positive_int("hidden_size"),
-        max_position_embeddings=read_length(fields),
+        max_position_embeddings=read_length(fields, rope),
         layers=tuple(
             LayerPlan(0, rope, plan)
             if kind == "full_attention"
@@ -213,9 +213,7 @@ def read_gated_delta(fields: FieldReader, *, is_interleaved: bool = False) -> Ga
 
 def _read_rope(fields: FieldReader, head_dim: int) -> RopeConfig:
     rope = read_rope(fields, head_dim, _THETA, default_share=_TURNED_SHARE)
-    nested = fields.sub_reader(
-        "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
-    )
+    nested = find_rope_object(fields)
     sections = nested.int_list("mrope_section")
     if sections and 2 * sum(sections) != rope.dim:
         raise nested.error(

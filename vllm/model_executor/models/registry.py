@@ -8,7 +8,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from vllm.exceptions import UnsupportedModelError
+from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.model_loader.shards import RankShare, ShardFinder
 
 
@@ -120,6 +120,23 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
         "Qwen3_5ForConditionalGeneration": _decoder("qwen3_5:read_qwen3_5_with_vision"),
     }
 )
+
+
+def read_architectures(raw: Mapping[str, Any]) -> list[str]:
+    """Returns the names that a config.json object gives its architecture; absent reads as none.
+
+    Raises:
+        ConfigError: It is no list of names.
+    """
+    names = raw.get("architectures")
+    if names is None:
+        return []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"config.json: 'architectures' is {names!r}; allowed: a list of names such as "
+            '["Qwen3ForCausalLM"]'
+        )
+    return names
 
 
 def resolve_model(architectures: Sequence[str]) -> ModelEntry:

@@ -34,6 +34,7 @@ class StepModel:
         settle_drafts: Told a step's requests, and how many drafts of each stand, before the next
             step; None: nothing that the model stores depends on it.
         forbid_tokens: An ``edits.ForbidTokens``; None: torch applies masks.
+        runs_drafter: Whether it runs a decoder's block that drafts; else torch does.
     """
 
     model: Any
@@ -41,6 +42,7 @@ class StepModel:
     draw_tokens: Callable[[torch.Tensor, Any, np.ndarray], torch.Tensor] | None = None
     settle_drafts: SettlesDrafts | None = None
     forbid_tokens: Callable[[torch.Tensor, np.ndarray, np.ndarray], None] | None = None
+    runs_drafter: bool = False
 
 
 def make_torch_step_model(

@@ -18,7 +18,7 @@ from vllm.v1.core.prefix.lookup import PartialAdoption, PrefixHit
 from vllm.v1.core.retention.policy import Spare
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import RowBounds, WindowTable
+    from vllm.v1.core.row_tables import RowBounds, WindowTable
     from vllm.v1.request import Request
 
 

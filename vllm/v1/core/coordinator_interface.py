@@ -37,6 +37,10 @@ class Coordinator(Protocol):
         """Find a request's longest cached prefix of at most ``max_tokens``; takes no block."""
         ...
 
+    def claim(self, request: Request) -> None:
+        """Let what a request that begins to wait would hit be reused last, until it is admitted."""
+        ...
+
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
         ...

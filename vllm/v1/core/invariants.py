@@ -5,7 +5,7 @@ I2  A block's ref count is the number of tables, pending copies and transfers th
     is given back more often than it was taken. The null block is not counted.
 I3  A block is in exactly one free tier iff its ref count is 0 and it is not the null block: the
     tier of the best it serves. No more blocks are pinned than the cap allows.
-I4  Keys, checkpoint records, pins and blocks agree both ways.
+I4  Keys, checkpoint records, pins, claims and blocks agree both ways.
 I5  A table covers every row in [first_needed(accepted), computed).
 
 Checked after every step in tests and under ``VLLM_CHECK_INVARIANTS=1``; other code cites them as
@@ -60,6 +60,11 @@ def check_pool(pool: TieredPool, held: Iterable[KVCacheBlock]) -> None:
     _check_tiers(pool)
     for fault in pool.index.find_faults(pool.blocks):
         raise _broken("I4", fault)
+    for fault in pool.claims.find_faults():
+        raise _broken("I4", fault)
+    for block in filter(pool.claims.holds, pool.blocks):
+        if block.ref_cnt == 0 and not pool.index.is_cached(block):
+            raise _broken("I4", f"block {block.block_id} is claimed, and nothing is cached in it")
     if pool.pins is not None:
         for fault in pool.pins.find_faults():
             raise _broken("I4", fault)
@@ -125,4 +130,4 @@ def _check_tiers(pool: TieredPool) -> None:
 def _best_tier(pool: TieredPool, block: KVCacheBlock) -> Tier:
     if pool.pins is not None and pool.pins.holds(block):
         return Tier.PINNED
-    return pool.index.tier(block)
+    return Tier.CLAIMED if pool.claims.holds(block) else pool.index.tier(block)

@@ -169,6 +169,15 @@ class CheckpointCoordinator(Coordinator):
             rebuild_saved_tokens=hit.num_saved_tokens if num_cached_tokens else 0,
         )
 
+    def claim(self, request: Request) -> None:
+        """Let what a request that begins to wait would hit be reused last, until it is admitted."""
+        hit = self.look_up(request, request.num_tokens - 1).hit
+        assert hit is not None
+        # Tables of windows first, and each from its end: the beginning serves others too.
+        tables = reversed(hit_tables(self.geometry, hit))
+        blocks = chain.from_iterable(reversed(blocks) for _, blocks in tables)
+        self.block_pool.claims.claim(request.request_id, blocks)
+
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
         return self._waiting.should_wait(request, found, self._num_steps)
@@ -240,6 +249,8 @@ class CheckpointCoordinator(Coordinator):
         request_id = plan.step.request.request_id
         if plan.first is not None:
             self._begin(plan.step.request, plan.first)
+            # What it took of its hit is held by now.
+            self.block_pool.claims.release(request_id)
         cache = self.requests[request_id]
         if plan.step.delays_caching:
             cache.dense_from, cache.is_unannounced = cache.published.num_units, True
@@ -484,6 +495,7 @@ class CheckpointCoordinator(Coordinator):
     def free(self, request_id: str) -> None:
         """Give back everything a request holds; what it published stays cached."""
         assert request_id not in self._promised, "others were given rows of a step that runs"
+        self.block_pool.claims.release(request_id)
         cache = self.requests.pop(request_id, None)
         self._changed.pop(request_id, None)
         self._rebuilds.end(request_id)

@@ -143,6 +143,11 @@ class KVCacheManager:
             )
         return found.blocks, found.num_tokens
 
+    def claim(self, request: Request) -> None:
+        """Let what a request that begins to wait would hit be reused last, until it is admitted."""
+        if self.enable_caching and not request.skip_reading_prefix_cache:
+            self.coordinator.claim(request)
+
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
         return self.coordinator.should_wait(request, found)

@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.policy import Spare
 from vllm.v1.core.retention.rebuild import Rebuild
-from vllm.v1.core.sched.output import WindowTable
+from vllm.v1.core.row_tables import WindowTable
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
 
 if TYPE_CHECKING:

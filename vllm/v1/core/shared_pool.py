@@ -172,8 +172,7 @@ class SharedPool(TieredPool):
         """
         if num_blocks > self.get_num_free_blocks():
             return super().get_new_blocks(num_blocks)
-        if self.pins is not None:
-            self.pins.make_room(num_blocks)
+        self._make_room(num_blocks)
         taken: list[KVCacheBlock] = []
         owned = self.owned()
         while len(taken) < num_blocks:

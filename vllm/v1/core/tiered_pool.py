@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from vllm.distributed.kv_events import AnyKVCacheEvent
 from vllm.logger import init_logger
 from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.prefix.block_index import BlockIndex
+from vllm.v1.core.prefix.claims import Claims
 from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.retention.tiers import Tier
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_SCRATCH, _FILLER, _REGULAR, _PINNED = Tier.SCRATCH, Tier.FILLER, Tier.REGULAR, Tier.PINNED
+_SCRATCH, _FILLER, _REGULAR = Tier.SCRATCH, Tier.FILLER, Tier.REGULAR
+_CLAIMED, _PINNED = Tier.CLAIMED, Tier.PINNED
 
 
 class TierQueue(Protocol):
@@ -67,7 +69,7 @@ class TieredPool:
     Block 0 is the null block, the placeholder for rows nobody needs: whoever passes it, it is never
     cached, counted, queued or freed; its ref count stays 0.
 
-    Owns: every block's ref count, the tiers, the pins, the index, the KV events.
+    Owns: every block's ref count, the tiers, the pins, the claims, the index, the KV events.
 
     Args:
         num_gpu_blocks: Blocks in all, the null block included.
@@ -97,6 +99,7 @@ class TieredPool:
         self.metrics_collector = metrics_collector
         self.index = index
         self.pins: Pins | None = None
+        self.claims = Claims(self)
         self.ranked = ranked
         self.free_block_queue = FreeKVCacheBlockQueue(self.blocks[1:])
         self.pinned_queue = FreeKVCacheBlockQueue([])
@@ -107,7 +110,7 @@ class TieredPool:
         # Free blocks that are kept for others than whose request takes some now.
         self.num_kept = 0
         # Where a free block stands; of no meaning for a held one. Most have keys, and without pins
-        # these are all in REGULAR: of them it is not noted.
+        # and claims these are all in REGULAR: of them it is not noted.
         self._tier_of: list[Tier] = [_SCRATCH] * num_gpu_blocks
 
     def _lay_out_tiers(self) -> tuple[_Tiers, _Tiers]:
@@ -119,7 +122,7 @@ class TieredPool:
         regular = self.ranked or FreeKVCacheBlockQueue([])
         tiers = (first, *low, regular, *live, pinned)
         # Without ranks there are no spare checkpoints, and none of running requests apart.
-        used = tiers if self.ranked else (first, tiers[Tier.COLD], regular, pinned)
+        used = tiers if self.ranked else (first, tiers[Tier.COLD], regular, tiers[_CLAIMED], pinned)
         return tiers, used
 
     # ---- counts ------------------------------------------------------------------------------
@@ -157,7 +160,7 @@ class TieredPool:
     def _place_of(self, block: KVCacheBlock) -> Tier:
         """Return the tier of a free block."""
         if block.key is not None and self.pins is None:
-            return _REGULAR
+            return _CLAIMED if self.claims.holds(block) else _REGULAR
         return self._tier_of[block.block_id]
 
     # ---- taking and giving back --------------------------------------------------------------
@@ -173,9 +176,7 @@ class TieredPool:
                 f"Cannot get {num_blocks} free blocks from the pool: only {num_free} are free. "
                 "Ask get_num_free_blocks() first."
             )
-        if self.pins is not None:
-            # Every way to a block leads through here, so pins give way to any admission.
-            self.pins.make_room(num_blocks)
+        self._make_room(num_blocks)
         self._num_free -= num_blocks
         taken = self._take_lowest(num_blocks)
         while len(taken) < num_blocks:
@@ -188,6 +189,18 @@ class TieredPool:
             for block in taken:
                 self.metrics_collector.on_block_allocated(block)
         return taken
+
+    def _make_room(self, num_blocks: int) -> None:
+        """Let pins and claims give way: every way to a block leads through here."""
+        if self.pins is not None:
+            self.pins.make_room(num_blocks)
+        claimed, pinned = self.tiers[_CLAIMED], self.tiers[_PINNED]
+        while (
+            self.claims
+            and claimed.num_free_blocks
+            and (self._num_free - claimed.num_free_blocks - pinned.num_free_blocks < num_blocks)
+        ):
+            self.claims.release_last()
 
     def _take_lowest(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take blocks of the lowest tier, at most so many; nothing is cached in scratch (I3)."""
@@ -265,7 +278,7 @@ class TieredPool:
 
     def _join_all(self, keyed: Sequence[KVCacheBlock], others: Sequence[KVCacheBlock]) -> None:
         """Let blocks that stand in no tier join theirs."""
-        if self.pins is not None:
+        if self.pins is not None or self.claims:
             keyed, others = (), [*keyed, *others]
         if keyed:
             self._num_free += len(keyed)
@@ -293,15 +306,14 @@ class TieredPool:
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
         """Let blocks that stand in no tier join theirs, each tier's in one piece."""
-        pins, first = self.pins, tiers[0]
-        if pins is None and tiers.count(first) == len(tiers):
+        first = tiers[0]
+        if self.pins is None and not self.claims and tiers.count(first) == len(tiers):
             # Most often all are of one kind.
             self._join(freed, first)
             return
         by_tier: dict[Tier, list[KVCacheBlock]] = {}
         for block, tier in zip(freed, tiers, strict=True):
-            if pins is not None and pins.holds(block):
-                tier = _PINNED
+            tier = self._lift(block, tier)
             if (members := by_tier.get(tier)) is None:
                 members = by_tier[tier] = []
             members.append(block)
@@ -332,14 +344,13 @@ class TieredPool:
             blocks: The blocks; held ones stay where they are.
             even_if_unchanged: Let blocks that stay in their tier age from now, too.
         """
-        pins, tiers, tier_of = self.pins, self.tiers, self._tier_of
+        tiers, tier_of = self.tiers, self._tier_of
         moved: list[KVCacheBlock] = []
         for block in blocks:
             if block.ref_cnt or block.is_null:
                 continue
-            current, tier = self._place_of(block), self.index.tier(block)
-            if pins is not None and pins.holds(block):
-                tier = _PINNED
+            current = self._place_of(block)
+            tier = self._lift(block, self.index.tier(block))
             if even_if_unchanged or tiers[tier] is not tiers[current]:
                 tiers[current].remove(block)
                 # A block may come up again before it stands anywhere.
@@ -349,11 +360,38 @@ class TieredPool:
             self._num_free -= len(moved)
             self._enqueue(moved, [tier_of[block.block_id] for block in moved])
 
+    def _lift(self, block: KVCacheBlock, tier: Tier) -> Tier:
+        """Return where a free block stands that belongs to a tier but for pins and claims."""
+        if self.pins is not None and self.pins.holds(block):
+            return _PINNED
+        if not self.claims.holds(block):
+            return tier
+        if tier is not _SCRATCH:
+            return _CLAIMED
+        self.claims.drop(block)
+        return tier
+
+    def rejoin(self, blocks: Sequence[KVCacheBlock], change: Callable[[], None]) -> None:
+        """Let a change happen to free blocks that may put them into another tier.
+
+        Args:
+            blocks: In the order in which they shall be reused; held ones stay where they are.
+            change: Of claims.
+        """
+        free = [block for block in blocks if not block.ref_cnt and not block.is_null]
+        for block in free:
+            self.tiers[self._place_of(block)].remove(block)
+        self._num_free -= len(free)
+        change()
+        if free:
+            self._enqueue(free, self.index.tiers(free))
+
     def replace_emptied(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Move blocks that have just lost their keys."""
         if self.pins is None:
             for block in blocks:
-                self._tier_of[block.block_id] = _REGULAR
+                claims = self.claims.holds(block)
+                self._tier_of[block.block_id] = _CLAIMED if claims else _REGULAR
         self.replace(blocks)
 
     # ---- what is cached ----------------------------------------------------------------------
@@ -362,6 +400,8 @@ class TieredPool:
         """Drop what a block caches, and everything that was of use only together with it."""
         if self.metrics_collector is not None:
             self.metrics_collector.on_block_evicted(block)
+        if self.claims:
+            self.claims.forget(block)
         affected = self.index.forget(block, is_held=is_held)
         if self.pins is not None:
             self.pins.forget(block)
@@ -402,6 +442,7 @@ class TieredPool:
             )
             return False
         free = self._note_places()
+        self.claims.clear()
         self.index.clear()
         if self.pins is not None:
             self.pins.clear()

@@ -3,11 +3,13 @@
     main thread       builds the core, then CoreLoop.run()
     input thread      reads the channel, hashes prompts, hands messages to the loop
     heartbeat thread  sends the loop's progress; ends the process when the front end is gone
-    lifeline thread   blocks on stdin, whose end means the front end is gone
+    lifeline thread   blocks on stdin, whose end means the front end is gone; even of a stopped one
 
 This module imports neither torch nor the core: heartbeats start before those load.
 """
 
+import contextlib
+import fcntl
 import importlib
 import os
 import pickle
@@ -190,6 +192,7 @@ class EngineCoreProc:
             self._end(fault)
 
     def _await_orphaning(self) -> None:
+        _resume_at_end(0)
         # Raw reads: a buffered one would hold a lock that interpreter shutdown wants.
         while os.read(0, 1024):
             pass
@@ -199,6 +202,20 @@ class EngineCoreProc:
         """End at once, whatever the main thread is in, a step that hangs included."""
         self._order.endpoints.remove_folder()
         os._exit(_EXIT_STATUS_ORPHANED)
+
+
+def _resume_at_end(lifeline: int) -> None:
+    """Have the kernel resume this process when its lifeline ends, should it be stopped then.
+
+    Nobody else would: who watched over it is gone, and its memory stays taken. Linux only.
+    """
+    if sys.platform == "linux":
+        # Other files than pipes have no such signals.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGCONT)
+            flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def _set_process_title(title: str) -> None:

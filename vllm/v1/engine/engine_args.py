@@ -5,6 +5,7 @@ Everything wrong is told here, before weights load and without torch.
 
 import argparse
 import dataclasses
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -49,11 +50,12 @@ from vllm.model_executor.model_loader.resolve import (
     read_hf_config,
     resolve_checkpoint,
 )
-from vllm.model_executor.models.registry import resolve_model
+from vllm.model_executor.models.registry import read_architectures, resolve_model
 from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int_or_auto
 from vllm.utils.byte_sizes import parse_size
 from vllm.utils.ray_cluster import check_ray
+from vllm.v1.engine.generation_defaults import check_ends, check_generation_config
 from vllm.v1.engine.option_flags import add_option_flags
 
 logger = init_logger(__name__)
@@ -369,6 +371,12 @@ class EngineArgs:
         KVConnectorFactory.check_before_load(config)
         return config
 
+    def __post_init__(self) -> None:
+        # Programs have paths where the command line has texts.
+        for name in ("model", "tokenizer", "download_dir"):
+            if isinstance(path := getattr(self, name), os.PathLike):
+                setattr(self, name, os.fspath(path))
+
     def _check_values(self) -> None:
         """Refuse what is wrong by itself, before a checkpoint is looked for."""
         check_options(self)
@@ -384,13 +392,19 @@ class EngineArgs:
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
         hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
         # Parsed for its errors too; the engine core parses it again where it is used.
-        parsed = resolve_model(list(hf_config.get("architectures") or ())).parse_config(hf_config)
+        parsed = resolve_model(read_architectures(hf_config)).parse_config(hf_config)
         # Some files leave these to defaults, or nest them in a text part.
         hf_config["vocab_size"] = parsed.vocab_size
         hf_config["max_position_embeddings"] = parsed.max_position_embeddings
         text_part = hf_config.get("text_config")
         if hf_config.get("eos_token_id") is None and isinstance(text_part, dict):
             hf_config["eos_token_id"] = text_part.get("eos_token_id")
+        check_ends(hf_config.get("eos_token_id"), "config.json")
+        generation_config = {
+            **read_generation_config(checkpoint.path),
+            **self.override_generation_config,
+        }
+        check_generation_config(generation_config)
         if self.tokenizer_mode != "auto" and hf_config.get("model_type") != self.tokenizer_mode:
             raise ConfigError(
                 f"tokenizer_mode={self.tokenizer_mode!r} does not fit a model of type "
@@ -411,10 +425,7 @@ class EngineArgs:
             is_embedded=checkpoint.is_embedded,
             served_model_names=(names,) if isinstance(names, str) else tuple(names),
             hf_config=hf_config,
-            generation_config={
-                **read_generation_config(checkpoint.path),
-                **self.override_generation_config,
-            },
+            generation_config=generation_config,
             **values_for(ModelConfig, self),
         )
 

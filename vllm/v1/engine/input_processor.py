@@ -8,16 +8,17 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.exceptions import ContextLengthError, UserInputError
-from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType
+from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType, TextPrompt, TokensPrompt
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.generation_defaults import answer_limit, sampling_defaults
 from vllm.v1.engine.params_completion import complete_from_tokenizer
 from vllm.v1.messages import EngineCoreRequest
 
 _MAX_SALT_CHARS = 128
+_PROMPT_FIELDS = TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys()
 # Characters that keys of external caches (paths, addresses) cannot carry.
 _SALT_FORBIDDEN = "@/\\\0"
-_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,11 @@ class InputProcessor:
 
     def get_default_sampling_params(self) -> dict[str, Any]:
         """Return the sampling defaults that the checkpoint's generation config sets."""
-        config = self._generation_config
-        defaults = {k: config[k] for k in _GENERATION_DEFAULTS if config.get(k) is not None}
-        if config.get("max_new_tokens") is not None:
-            defaults["max_tokens"] = config["max_new_tokens"]
-        return defaults
+        limit = answer_limit(self._generation_config)
+        return {
+            **sampling_defaults(self._generation_config),
+            **({} if limit is None else {"max_tokens": limit}),
+        }
 
     # ---- prompts -----------------------------------------------------------------------------
 
@@ -92,6 +93,13 @@ class InputProcessor:
         )
 
     def _parse_mapping(self, prompt: Mapping[str, Any]) -> ParsedPrompt:
+        for name in prompt.keys() - _PROMPT_FIELDS:
+            if prompt[name]:
+                raise UserInputError(
+                    f"prompt.{name} is not supported: only texts and token ids are served, with "
+                    "cache_salt, cache_boundaries and cache_ttls.",
+                    "prompt",
+                )
         text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if text is not None and not isinstance(text, str):
             raise UserInputError(

@@ -7,6 +7,7 @@ from typing import Any, get_origin
 
 from vllm.config.options import NamedOption, find_option, options_of, plain_type
 from vllm.utils.argparse_utils import human_int, json_object
+from vllm.utils.flag_text import filled_text
 
 
 def add_option_flags(parser: argparse.ArgumentParser, owner: type) -> None:
@@ -25,7 +26,7 @@ def _add_flag(group: argparse._ArgumentGroup, option: NamedOption) -> None:
     if is_switch(option):
         given["action"] = argparse.BooleanOptionalAction
     else:
-        given["type"] = about.parse or _find_parser(option.type)
+        given["type"] = about.parse or _find_parser(option)
         given["metavar"] = about.metavar
         if about.choices:
             given["choices"] = about.choices
@@ -39,16 +40,17 @@ def is_switch(option: NamedOption) -> bool:
     return plain_type(option.type) is bool
 
 
-def _find_parser(kind: Any) -> Any:
-    """Return what reads a flag's text into a field of that type."""
-    plain = plain_type(kind)
+def _find_parser(option: NamedOption) -> Any:
+    """Return what reads a flag's text into a field of the option's type."""
+    plain = plain_type(option.type)
     if plain is int:
         return human_int
     if plain is float:
         return float
     if get_origin(plain) in (dict, Mapping):
         return json_object
-    return None
+    # Where no text is what the default says, it may be said.
+    return filled_text if plain is str and option.default != "" else None
 
 
 def take_options(owner: type, args: argparse.Namespace) -> dict[str, Any]:

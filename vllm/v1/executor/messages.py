@@ -79,6 +79,18 @@ class RunStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginStep:
+    """Hand a step to the device; answered with None, before its tokens are there."""
+
+    scheduler_output: SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStep:
+    """Wait for the first step that was begun and not taken; answered as ``RunStep``."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step sampled, and what it drafted for the next one."""
 
@@ -97,8 +109,20 @@ class Stop:
 
 
 Order = (
-    MakeWorker | BuildModel | LoadModel | MeasureMemory | MakeKVCache | RunStep | BindWake | Stop
+    MakeWorker
+    | BuildModel
+    | LoadModel
+    | MeasureMemory
+    | MakeKVCache
+    | RunStep
+    | BeginStep
+    | TakeStep
+    | BindWake
+    | Stop
 )
+
+STEP_ORDERS = (RunStep, BeginStep, TakeStep)
+"""Orders after which a rank's silence is a fault: others wait for it in a collective."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.liveness import beat_interval_s
 from vllm.v1.executor.messages import (
+    STEP_ORDERS,
     Beat,
     BindWake,
     Failure,
     FromRank,
     Order,
-    RunStep,
     Stop,
     rebuild_failure,
 )
@@ -95,7 +95,7 @@ class ProcessRanks:
         """See ``Ranks``."""
         try:
             self._send(orders)
-            return self._gather(is_step=isinstance(orders[0], RunStep))
+            return self._gather(is_step=isinstance(orders[0], STEP_ORDERS))
         except BaseException:
             # One is lost: the others wait for it in a collective, and cannot go on without it.
             self._kill()

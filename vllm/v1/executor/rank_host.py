@@ -1,5 +1,6 @@
 """One rank: a worker that carries out orders, wherever they come from."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ from vllm.exceptions import EngineError, VllmError
 from vllm.logger import init_logger
 from vllm.v1.executor.messages import (
     Answer,
+    BeginStep,
     BindWake,
     BuildModel,
     Failure,
@@ -19,17 +21,19 @@ from vllm.v1.executor.messages import (
     RunStep,
     StepResult,
     Stop,
+    TakeStep,
     WeightNeeds,
     WorkerInfo,
 )
 from vllm.v1.executor.worker_setup import make_worker, register_caches
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.worker.step_in_flight import PendingStep
 
 logger = init_logger(__name__)
 
 
 class RankHost:
-    """Owns: its worker.
+    """Owns: its worker, the steps that were begun and not taken.
 
     Args:
         wake: Rouses the engine core, from any thread; None: nothing here can.
@@ -39,6 +43,7 @@ class RankHost:
         self._wake = wake
         self._platform = platforms.current_platform
         self._worker: Any = None
+        self._begun: deque[PendingStep] = deque()
         self._rank = -1
         self._handlers: dict[type, Callable[[Any], Any]] = {
             MakeWorker: self._make,
@@ -47,6 +52,8 @@ class RankHost:
             MeasureMemory: self._measure,
             MakeKVCache: self._make_kv_cache,
             RunStep: self._run,
+            BeginStep: self._begin,
+            TakeStep: self._take,
             BindWake: self._bind_wake,
             Stop: self._stop,
         }
@@ -87,7 +94,17 @@ class RankHost:
 
     def _run(self, order: RunStep) -> StepResult | KVConnectorOutput | None:
         output: ModelRunnerOutput = self._worker.execute_model(order.scheduler_output)
-        drafts = self._worker.take_draft_token_ids()
+        return self._report(output, self._worker.take_draft_token_ids())
+
+    def _begin(self, order: BeginStep) -> None:
+        self._begun.append(self._worker.begin_model(order.scheduler_output))
+
+    def _take(self, _: TakeStep) -> StepResult | KVConnectorOutput | None:
+        return self._report(self._begun.popleft().wait(), None)
+
+    def _report(
+        self, output: ModelRunnerOutput, drafts: DraftTokenIds | None
+    ) -> StepResult | KVConnectorOutput | None:
         # All ranks sampled the same tokens from the same gathered logits.
         return StepResult(output, drafts) if self._rank == 0 else output.kv_connector_output
 
@@ -98,5 +115,6 @@ class RankHost:
         return does
 
     def _stop(self, _: Stop) -> None:
+        self._begun.clear()
         if self._worker is not None:
             self._worker.shutdown()

@@ -1,6 +1,7 @@
 """An executor of several workers that share one model, each in a process of its own."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm import platforms
@@ -10,6 +11,7 @@ from vllm.platforms.interface import Platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.abstract import SpecsCheck, WeightsCheck
 from vllm.v1.executor.messages import (
+    BeginStep,
     BuildModel,
     LoadModel,
     MakeKVCache,
@@ -18,6 +20,7 @@ from vllm.v1.executor.messages import (
     Order,
     RunStep,
     StepResult,
+    TakeStep,
     WeightNeeds,
     WorkerInfo,
 )
@@ -25,7 +28,7 @@ from vllm.v1.executor.transfer_reports import TransferReports
 from vllm.v1.executor.worker_setup import register_caches
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.worker.step_in_flight import FinishedStep, PendingStep
+from vllm.v1.worker.step_in_flight import PendingStep
 
 
 class Ranks(Protocol):
@@ -134,7 +137,9 @@ class RankedExecutor:
             EngineDeadError: A worker died or hangs.
             EngineError: A worker failed.
         """
-        answers = self._order_all(RunStep(scheduler_output))
+        return self._join(self._order_all(RunStep(scheduler_output)))
+
+    def _join(self, answers: list[Any]) -> ModelRunnerOutput:
         result: StepResult = answers[0]
         self._drafts = result.drafts
         output = result.output
@@ -144,8 +149,12 @@ class RankedExecutor:
         return output
 
     def begin_model(self, scheduler_output: SchedulerOutput) -> PendingStep:
-        """Run one step at once: workers of other processes answer when it is done."""
-        return FinishedStep(self.execute_model(scheduler_output))
+        """Begin one step on every worker; raises as ``execute_model``, as does waiting for it."""
+        self._order_all(BeginStep(scheduler_output))
+        return _BegunStep(self._take_step)
+
+    def _take_step(self) -> ModelRunnerOutput:
+        return self._join(self._order_all(TakeStep()))
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return what the last step drafted, once."""
@@ -166,3 +175,14 @@ class RankedExecutor:
 
     def _order_all(self, order: Order) -> list[Any]:
         return self._ranks.order([order] * len(self._ranks.places))
+
+
+@dataclass(frozen=True, slots=True)
+class _BegunStep:
+    """A ``PendingStep`` of all ranks; steps are waited for in the order in which they began."""
+
+    take: Callable[[], ModelRunnerOutput]
+
+    def wait(self) -> ModelRunnerOutput:
+        """See ``PendingStep``."""
+        return self.take()

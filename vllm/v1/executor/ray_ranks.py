@@ -12,7 +12,7 @@ from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.liveness import beat_interval_s
 from vllm.utils.ray_cluster import PASSED_ON, check_environments, connect_ray
-from vllm.v1.executor.messages import Beat, Failure, Order, RunStep, rebuild_failure
+from vllm.v1.executor.messages import STEP_ORDERS, Beat, Failure, Order, rebuild_failure
 from vllm.v1.executor.rank_watch import OWN_SHARE, RankWatch
 from vllm.v1.executor.ray_actor import NodeInfo, RankActor
 
@@ -130,7 +130,7 @@ class RayRanks:
                     rank = pending.pop(ref)
                     answers[rank] = self._take_answer(rank, ref)
                     watch.saw_answer(rank)
-            if isinstance(orders[0], RunStep) and not ready:
+            if isinstance(orders[0], STEP_ORDERS) and not ready:
                 if fault := watch.find_fault():
                     raise EngineDeadError(fault)
                 asked = set(beats.values())

@@ -58,12 +58,12 @@ def make_proposer(
         raise ConfigError(f"method {config.method!r} is not supported: use mtp or ngram.")
     count = config.num_speculative_tokens
     if isinstance(target, DecoderForCausalLM) and target.drafter is not None:
-        # Torch runs the block, whatever runs the target.
-        steps = StepModel(target, partial(build_step_metadata, device=device))
+        if not steps.runs_drafter:
+            steps = StepModel(target, partial(build_step_metadata, device=device))
         cache = _find_block_cache(drafter_cache_names(target.config), layout, layers)
         # Its rows lie in blocks that requests share, so the stale one is left as it is.
         return MTPProposer(
-            steps, count, cache, device, prepare=target.norm_streams, keeps_boundaries=False
+            steps, count, cache, device, prepare=steps.model.norm_streams, keeps_boundaries=False
         )
     if _MTP_CACHE not in layout.group_of:
         raise ConfigError("method 'mtp' needs a model with an MTP block: use method 'ngram'.")

@@ -141,7 +141,10 @@ class GPUWorker(Worker):
         self, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor], device: torch.device
     ) -> StepModel:
         graphs = self._gpu.make_graph_device() if self._wants_graphs() else None
-        if graphs is None or self._gpu.find_kernel_obstacle() or not self._can_replay(layout):
+        if graphs is None or self._gpu.find_kernel_obstacle():
+            return super()._make_step_model(layout, kv_caches, device)
+        if not can_replay(self._model, layout):
+            logger.info("decode graphs: none, steps of this model cannot be captured")
             return super()._make_step_model(layout, kv_caches, device)
         return make_graphed_step_model(
             self._model,
@@ -153,10 +156,6 @@ class GPUWorker(Worker):
             max_tokens=self._config.model_config.max_model_len,
             shows_progress=self._place.rank == 0 and self._config.load_config.use_tqdm,
         )
-
-    def _can_replay(self, layout: CacheLayout) -> bool:
-        # Sums over ranks would have to be captured too, which nobody has tried.
-        return can_replay(self._model, layout) and self._place.size == 1
 
     def _wants_graphs(self) -> bool:
         return not self._config.model_config.enforce_eager

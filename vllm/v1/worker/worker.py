@@ -209,6 +209,8 @@ class Worker:
             check_named_method(str(named), None if described is None else described.method)
         if stored and described is not None:
             self._check_ascend(named, checkpoint, is_described=False)
+            stored = [tensor for tensor in stored if not described.leaves_out(tensor.name)]
+            self._stored = stored
             packed = PackedWeights(
                 stored,
                 described,
@@ -243,11 +245,9 @@ class Worker:
                 f"quantization={named!r} rounds plain weights of one worker on a CPU, but "
                 f"{checkpoint} {reason}: leave it out."
             )
-        speculative = self._config.speculative_config
         return Int8Weights(
             [tensor.name for tensor in stored] if stored else None,
             inputs,
-            rounds_head=speculative is None or speculative.method != "mtp",
             ops=self._make_op_resolver(),
         )
 

@@ -1,8 +1,8 @@
-"""The memory that packed matrices lie in."""
+"""The memory that packed matrices lie in, and what scales are kept as."""
 
 import torch
 
-from vllm.model_executor.layers.quantization.panels import allocate, pack_panels
+from vllm.model_executor.layers.quantization.panels import allocate, pack_panels, scale_e4m3
 
 
 def test_large_matrices_have_memory_of_their_own() -> None:
@@ -20,3 +20,16 @@ def test_rows_lie_in_lanes_and_the_last_panel_is_filled_up() -> None:
     assert packed.shape == (2, 8192, 64)
     assert torch.equal(packed.transpose(1, 2).flatten(0, 1)[:70], rows)
     assert not packed[1, :, 6:].any()
+
+
+def test_scales_that_leave_no_room_are_kept_as_numbers() -> None:
+    """Where a product of the least code would be below the least normal number."""
+    codes = torch.arange(127, dtype=torch.uint8).view(1, 127).view(torch.float8_e4m3fn)
+    for exponent in (-125, -118, -117, -30, 0, 60, 116, 117):
+        for divides in (False, True):
+            whole = torch.tensor(1.3 * 2.0**exponent)
+            own = scale_e4m3(codes, whole, divides=divides)
+            wide = codes.double()
+            exact = wide / whole.double() if divides else wide * whole.double()
+            assert torch.equal(own.widen(), exact.float())
+            assert (own.steps is not None) == (-117 <= exponent <= 116), (exponent, divides)

@@ -1,12 +1,16 @@
 """Tiny models with blocks that draft, and transformers' layers as the blocks' oracles."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.model_executor.models.decoder.building import build_model
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
@@ -14,7 +18,12 @@ from tests.model_executor.models.decoder.reference import (
     published_tensors,
     qwen3_5,
 )
+from tests.model_executor.models.decoder.test_gated_delta import OTHERS
+from tests.model_executor.models.harness import PagedHarness
 from tests.tokenizers.family_tokenizers import byte_level
+from vllm.model_executor.models.decoder.kv_cache import drafter_cache_names
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.v1.attention.metadata import BlockTableView, RequestSlice
 
 # Sums of layers are scaled by this: the next token then follows from the last one for the most
 # part, so that a block which passes its embedding on is right often, and wrong often.
@@ -59,6 +68,14 @@ class BlockOracle:
             head = self._model.get_output_embeddings().weight
             head.copy_(target.get_output_embeddings().weight)
             self._model.model.norm.weight.copy_(target.model.norm.weight)
+        self.norm: torch.Tensor = self._model.model.norm.weight
+
+    def hidden(self, token_ids: list[int]) -> torch.Tensor:
+        """Returns the model's normed output [T, D]."""
+        with torch.inference_mode():
+            tokens = torch.tensor([token_ids])
+            found: torch.Tensor = self._target.model(tokens, use_cache=False).last_hidden_state[0]
+        return found
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the block's tensors as releases name them."""
@@ -75,10 +92,9 @@ class BlockOracle:
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """Returns logits [T - 1, V]: row t guesses the token at t + 2."""
+        hidden = self.hidden(token_ids)[:-1]
         with torch.inference_mode():
-            tokens = torch.tensor([token_ids])
-            hidden = self._target.model(tokens, use_cache=False).last_hidden_state[0, :-1]
-            embedded = self._target.get_input_embeddings()(tokens)[0, 1:]
+            embedded = self._target.get_input_embeddings()(torch.tensor(token_ids[1:]))
             joined = torch.cat([self._norm(embedded, 0), self._norm(hidden, 1)], -1)
             x = joined @ self._fc.T
             logits: torch.Tensor = self._model(inputs_embeds=x[None], use_cache=False).logits[0]
@@ -109,6 +125,7 @@ class GlmBlockOracle:
         self._norms = 1 + 0.1 * torch.randn(3, width, generator=generator)
         with torch.no_grad():
             self._norms[2] = target.model.language_model.norm.weight
+        self.norm = self._norms[2]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the block's tensors as releases name them."""
@@ -153,7 +170,7 @@ class GlmBlockOracle:
         return x * scale * self._norms[index]
 
 
-def add_block(folder: Path, oracle: BlockOracle | GlmBlockOracle) -> None:
+def add_block(folder: Path, oracle: "Oracle") -> None:
     """Puts a block into a checkpoint that transformers saved."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -163,10 +180,17 @@ def add_block(folder: Path, oracle: BlockOracle | GlmBlockOracle) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mtp_num_hidden_layers": 1}))
 
 
-DRAFTING_MODELS: dict[str, tuple[dict[str, Any], type[BlockOracle] | type[GlmBlockOracle]]] = {
+Oracle = BlockOracle | GlmBlockOracle
+
+DRAFTING_MODELS: dict[str, tuple[dict[str, Any], type[Oracle]]] = {
     "qwen 3.5": (qwen3_5(vocab_size=VOCAB_SIZE), BlockOracle),
     # Of more than 36 tokens a part is chosen.
     "glm": (glm5_next(vocab_size=VOCAB_SIZE, index_topk=32), GlmBlockOracle),
+}
+
+
+MORE_MODELS: dict[str, tuple[dict[str, Any], type[Oracle]]] = {
+    name: ({**raw, "vocab_size": VOCAB_SIZE}, BlockOracle) for name, raw in OTHERS.items()
 }
 
 
@@ -175,7 +199,7 @@ def write_drafting_model(name: str, folder: Path, **overrides: Any) -> Any:
 
     ``overrides`` are of its text part.
     """
-    raw, oracle = DRAFTING_MODELS[name]
+    raw, oracle = (DRAFTING_MODELS | MORE_MODELS)[name]
     raw = (
         {**raw, "text_config": {**raw["text_config"], **overrides}}
         if "text_config" in raw
@@ -186,3 +210,69 @@ def write_drafting_model(name: str, folder: Path, **overrides: Any) -> Any:
     target.save_pretrained(folder)
     add_block(folder, oracle(raw, target, 11))
     return target
+
+
+def build_block_model(
+    raw: dict[str, Any], oracle: type[Oracle], dtype: torch.dtype = torch.float32
+) -> tuple[DecoderForCausalLM, Oracle]:
+    """Returns our model of a config.json with its block, and the block's oracle."""
+    target = build_quiet_model(raw, 7)
+    block = oracle(raw, target, 11)
+    # Else the block's last norm is the model's, and either would do for the other.
+    block.norm.data += 0.1 * torch.randn(block.norm.shape, generator=torch.Generator())
+    tensors = {**published_tensors(target), **block.tensors()}
+    own = raw | {"mtp_num_hidden_layers": 1}
+    return build_model(own, tensors, dtype, drafts=True), block
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Rows of one request for the block.
+
+    Attributes:
+        request: Which; its blocks are its own.
+        start: The first one's position.
+        streams: [T, D]: normed streams of the target.
+        next_ids: The tokens behind them.
+    """
+
+    request: int
+    start: int
+    streams: torch.Tensor
+    next_ids: Sequence[int]
+
+
+class BlockRunner:
+    """Runs the block of a harness' model alone, over the pages of its own caches.
+
+    Args:
+        harness: The model's.
+        max_blocks: Of a request, in each of the block's caches.
+    """
+
+    def __init__(self, harness: PagedHarness, max_blocks: int) -> None:
+        self._harness, self._max_blocks = harness, max_blocks
+        names = drafter_cache_names(harness.model.config)
+        groups = tuple(harness.layout.groups[harness.layout.group_of[name]] for name in names)
+        group_of = {name: index for index, name in enumerate(names)}
+        self._layout = replace(harness.layout, groups=groups, group_of=group_of)
+
+    def run(self, batch: Sequence[BlockRows]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Returns the block's outputs [T, D] and logits [T, V] of every request's rows."""
+        steps, counts = self._harness.steps, [len(rows.next_ids) for rows in batch]
+        positions = [torch.arange(r.start, r.start + len(r.next_ids)) for r in batch]
+        with torch.inference_mode():
+            outputs = steps.model.forward_mtp(
+                torch.cat([rows.streams for rows in batch]),
+                torch.tensor([token for rows in batch for token in rows.next_ids]),
+                torch.cat(positions),
+                steps.build_metadata([self._slice(rows) for rows in batch], self._layout),
+                self._harness.kv_caches,
+            )
+            logits = steps.model.compute_mtp_logits(outputs)
+        return list(outputs.split(counts)), list(logits.split(counts))
+
+    def _slice(self, rows: BlockRows) -> RequestSlice:
+        first = 1 + rows.request * self._max_blocks
+        table = BlockTableView(0, np.arange(first, first + self._max_blocks))
+        return RequestSlice(rows.start, len(rows.next_ids), (table,) * len(self._layout.groups))

@@ -1,34 +1,28 @@
 """The block that drafts equals transformers' layer, wherever a chunk is cut."""
 
 import random
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.building import make_harness
 from tests.model_executor.models.decoder.drafting import (
     BlockOracle,
+    BlockRows,
+    BlockRunner,
     GlmBlockOracle,
-    build_quiet_model,
+    Oracle,
+    build_block_model,
 )
-from tests.model_executor.models.decoder.reference import (
-    glm5_next,
-    published_tensors,
-    qwen3_5,
-)
+from tests.model_executor.models.decoder.reference import glm5_next, qwen3_5
+from tests.model_executor.models.decoder.test_gated_delta import OTHERS, PATHS
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.exceptions import ConfigError
-from vllm.model_executor.models.decoder.kv_cache import (
-    decoder_kv_cache_specs,
-    drafter_cache_name,
-    drafter_cache_names,
-)
+from vllm.model_executor.models.decoder.kv_cache import decoder_kv_cache_specs, drafter_cache_name
+from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
-from vllm.v1.attention.metadata import BlockTableView, RequestSlice, build_step_metadata
 
 LENGTH = 90
 
@@ -54,54 +48,39 @@ def test_rows_of_a_block_that_does_not_run_are_not_kept() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("native", PATHS)
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_its_logits_equal_transformers(is_tied: bool) -> None:
-    raw = raw_config(tie_word_embeddings=is_tied)
-    target = build_quiet_model(raw, 7)
-    oracle = BlockOracle(raw, target, 11)
-    model = build_model(raw, {**target.state_dict(), **oracle.tensors()}, drafts=True)
+def test_its_logits_equal_transformers(is_tied: bool, native: int) -> None:
+    model, oracle = build_block_model(raw_config(tie_word_embeddings=is_tied), BlockOracle)
     assert model.ignored_weight_prefixes == (("lm_head.",) if is_tied else ())
-    with torch.inference_mode():
-        tokens = torch.tensor([random_tokens(LENGTH, 3)])
-        hidden = target.model(tokens, use_cache=False).last_hidden_state[0]
-    check_logits(model, tokens[0].tolist(), hidden, oracle)
+    check_logits(model, oracle, native)
 
 
 @pytest.mark.slow
-def test_a_block_that_chooses_keys_equals_transformers_parts() -> None:
+@pytest.mark.parametrize("native", PATHS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_block_with_experts_equals_transformers(name: str, native: int) -> None:
+    check_logits(*build_block_model(OTHERS[name], BlockOracle), native)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", PATHS)
+def test_a_block_that_chooses_keys_equals_transformers_parts(native: int) -> None:
     """Of four chosen pools of four tokens, behind more than twenty."""
-    raw = glm5_next(index_topk=16)
-    target = build_quiet_model(raw, 7)
-    oracle = GlmBlockOracle(raw, target, 11)
-    model = build_model(raw, {**published_tensors(target), **oracle.tensors()}, drafts=True)
+    model, oracle = build_block_model(glm5_next(index_topk=16), GlmBlockOracle)
     assert model.ignored_weight_prefixes == ("visual.",)
-    token_ids = random_tokens(LENGTH, 3)
-    check_logits(model, token_ids, oracle.hidden(token_ids), oracle)
+    check_logits(model, oracle, native)
 
 
-def check_logits(
-    model: Any, token_ids: list[int], hidden: torch.Tensor, oracle: BlockOracle | GlmBlockOracle
-) -> None:
+def check_logits(model: DecoderForCausalLM, oracle: Oracle, native: int) -> None:
     """Compares the block's logits, in chunks of random sizes."""
-    expected = oracle.logits(token_ids)
-    harness = make_harness(model, 16)
-    names = drafter_cache_names(model.config)
-    groups = tuple(harness.layout.groups[harness.layout.group_of[name]] for name in names)
-    group_of = {name: index for index, name in enumerate(names)}
-    layout = replace(harness.layout, groups=groups, group_of=group_of)
+    token_ids = random_tokens(LENGTH, 3)
+    expected, hidden = oracle.logits(token_ids), oracle.hidden(token_ids)
+    runner = BlockRunner(make_harness(model, 16, native=native), 1 + LENGTH // 16)
     rng, start = random.Random(0), 0
-    ids = np.arange(1, 1 + LENGTH // 16 + 1)
-    with torch.inference_mode():
-        while start < LENGTH - 1:
-            end = min(LENGTH - 1, start + rng.choice([1, 2, 5, 17, 30]))
-            item = RequestSlice(start, end - start, (BlockTableView(0, ids),) * len(names))
-            streams = model.forward_mtp(
-                hidden[start:end],
-                torch.tensor(token_ids[start + 1 : end + 1]),
-                torch.arange(start, end),
-                build_step_metadata([item], layout, device=torch.device("cpu")),
-                harness.kv_caches,
-            )
-            logits = model.compute_mtp_logits(streams)
-            torch.testing.assert_close(logits, expected[start:end], atol=1e-3, rtol=0)
-            start = end
+    while start < LENGTH - 1:
+        end = min(LENGTH - 1, start + rng.choice([1, 2, 5, 17, 30]))
+        rows = BlockRows(0, start, hidden[start:end], token_ids[start + 1 : end + 1])
+        _, logits = runner.run([rows])
+        torch.testing.assert_close(logits[0], expected[start:end], atol=1e-3, rtol=0)
+        start = end

@@ -22,10 +22,14 @@ from tests.model_executor.models.decoder.reference import (
     qwen3_moe,
 )
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
+from vllm.model_executor.model_loader.shards import WHOLE_SHARE, RankShare
 from vllm.model_executor.models.decoder.config import ExpertsPlan, MlpPlan
 from vllm.model_executor.models.decoder.kv_cache import decoder_kv_cache_specs
+from vllm.model_executor.models.decoder.shards import find_shard
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 
 
 def parse(raw: dict[str, Any]) -> Any:
@@ -53,6 +57,20 @@ def parse(raw: dict[str, Any]) -> Any:
         (qwen3_5(linear_conv_kernel_dim=1), "linear_conv_kernel_dim is 1"),
         (qwen3_5(rope_parameters={"mrope_section": [2, 2, 1]}), "mrope_section"),
         (qwen3_5(rope_parameters={"partial_rotary_factor": 0.01}), "partial_rotary_factor"),
+        (qwen3_5(rope_parameters={"partial_rotary_factor": 1e308}), "partial_rotary_factor"),
+        (qwen3(rope_scaling={**_YARN, "factor": 1e308}), "factor' is 1e[+]308; allowed: a stretch"),
+        (
+            llama(rope_parameters={"rope_type": "default"}, rope_scaling=_YARN),
+            "'rope_scaling.rope_type' is 'yarn'; allowed: 'default', which rope_parameters says",
+        ),
+        (
+            llama(rope_parameters={"rope_theta": 5e5}, rope_theta=1e4),
+            "'rope_theta' is 10000.0; allowed: 500000.0, which rope_parameters says",
+        ),
+        (
+            gemma3(rope_parameters={"full_attention": {}}, rope_scaling={"type": "linear"}),
+            "allowed: None, which rope_parameters.full_attention says",
+        ),
         (gemma3(use_bidirectional_attention=True), "use_bidirectional_attention"),
         (gemma3(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
     ],
@@ -90,6 +108,23 @@ def test_yarn_takes_its_factor_from_the_lengths() -> None:
     assert math.isclose(rope.magnitude, 1 + 0.1 * math.log(8.0))
 
 
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("family", [llama, qwen3, qwen3_5])
+def test_yarn_that_is_added_to_a_release_stretches_its_context(family: Any, spelling: str) -> None:
+    other = {"rope_parameters": None, "rope_scaling": None, "rope_theta": None}
+    stretched = parse(family(**{**other, "max_position_embeddings": 2560, spelling: _YARN}))
+    assert stretched.max_position_embeddings == 4 * 2048
+    longer = parse(family(**{**other, "max_position_embeddings": 9000, spelling: _YARN}))
+    assert longer.max_position_embeddings == 9000
+
+
+def test_two_spellings_that_say_the_same_are_read() -> None:
+    both = qwen3(
+        rope_scaling={**_YARN, "mscale": None}, rope_parameters={**_YARN, "rope_theta": 1e6}
+    )
+    assert parse(both).layers[0].rope.factor == 4.0
+
+
 def test_caches_by_layer() -> None:
     specs = decoder_kv_cache_specs(parse(gemma3()), 32, torch.float32, torch.float32)
     kinds = [type(spec) for spec in specs.values()]
@@ -106,6 +141,14 @@ def test_every_fourth_layer_attends_where_the_file_does_not_say() -> None:
     assert layers[1].rope.dim == 8
     beside = parse(qwen3_5(rope_parameters=None, partial_rotary_factor=0.5, rope_theta=1e5))
     assert (beside.layers[3].rope.dim, beside.layers[3].rope.theta) == (16, 1e5)
+
+
+@pytest.mark.parametrize("name", ["self_attn.k_proj.weight", "self_attn.A_log"])
+def test_a_layer_that_the_config_has_not_is_left_to_the_load(name: str) -> None:
+    """A file of more layers than config.json says is refused by the names of its tensors."""
+    config = parse(qwen3(num_hidden_layers=2))
+    find_shard(config, WHOLE_SHARE, f"model.layers.2.{name}")
+    find_shard(config, RankShare(1, 2), f"model.layers.9.{name}")
 
 
 def test_recurrent_layers_are_shared_out_by_key_heads() -> None:

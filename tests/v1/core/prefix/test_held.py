@@ -144,3 +144,6 @@ def test_a_reset_forgets_all(driver: Driver) -> None:
     serve(driver, tokens_of(1, 1000), FOREVER)
     assert driver.manager.reset_prefix_cache()
     assert held(driver) == []
+    # Nobody asks for it when it comes again.
+    serve(driver, tokens_of(1, 1000))
+    assert held(driver) == []

@@ -4,11 +4,18 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
-from tests.v1.core.sched.builders import all_blocks_free, make_request, make_scheduler, run_all
+from tests.v1.core.sched.builders import (
+    all_blocks_free,
+    answer,
+    make_request,
+    make_scheduler,
+    run_all,
+)
 from tests.v1.core.sched.fake_executor import FakeExecutor, scripted
 from vllm.config import KVTransferConfig
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, Request
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 
 def make_with_prefix(**kwargs: Any) -> Scheduler:
@@ -101,3 +108,22 @@ def test_a_first_chunk_takes_no_slots_for_drafts() -> None:
     scheduler.add_request(make_request("0", 20))
     scheduler.schedule()
     assert allocated.call_args.kwargs["num_lookahead_tokens"] == 0
+
+
+def test_who_was_preempted_comes_back_only_if_all_of_it_fits() -> None:
+    scheduler = make_scheduler(
+        num_blocks=8,
+        max_num_batched_tokens=32,
+        enable_prefix_caching=False,
+        scheduler_reserve_full_isl=False,
+    )
+    scheduler.add_request(make_request("0", 32))
+    scheduler.add_request(make_request("1", 96))
+    for _ in range(5):
+        output = scheduler.schedule()
+        scheduler.update_from_output(output, answer(output, {"0": [5]}))
+    # Six blocks do not fit beside the other request's three; a chunk's two would.
+    assert scheduler.requests["1"].num_preemptions == 1
+    assert output.num_scheduled_tokens == {"0": 1}
+    scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
+    assert list(scheduler.schedule().num_scheduled_tokens) == ["1"]

@@ -152,9 +152,14 @@ def test_a_reset_discards_tokens_in_flight() -> None:
     assert request.num_output_placeholders == 0
 
 
-def test_a_preempted_request_waits_for_its_token() -> None:
-    scheduler = make_scheduler(use_async=True)
-    scheduler.add_request(make_request("0", 10))
+@pytest.mark.parametrize("at_one_unit", [True, False])
+def test_a_preempted_request_waits_for_its_token(at_one_unit: bool) -> None:
+    # It holds nothing that could be cached then.
+    if at_one_unit:
+        scheduler = make_v4_scheduler(300, max_model_len=600, use_async=True)
+    else:
+        scheduler = make_scheduler(use_async=True)
+    scheduler.add_request(make_request("0", 10, block_size=32))
     first = scheduler.schedule()
     request = scheduler.running.pop()
     scheduler._get_holdings().preempt(request, 0.0)

@@ -188,7 +188,8 @@ def test_a_fully_loaded_prompt_computes_its_last_token() -> None:
     assert scheduler.schedule().num_scheduled_tokens == {"0": 1}
 
 
-def test_abort_while_loading_keeps_the_blocks_until_the_writer_is_done() -> None:
+@pytest.mark.parametrize("how", ["finished_recving", "failed_recving"])
+def test_abort_while_loading_keeps_the_blocks_until_the_writer_is_done(how: str) -> None:
     scheduler = connected(matched=32, is_async=True)
     output = load(scheduler)
     assert scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED) == [("0", 0)]
@@ -198,7 +199,7 @@ def test_abort_while_loading_keeps_the_blocks_until_the_writer_is_done() -> None
     scheduler.schedule()
     assert scheduler.has_finished_requests()
     output = scheduler.schedule()
-    report(scheduler, output, finished_recving={"0"})
+    report(scheduler, output, **{how: {"0"}})
     assert all_blocks_free(scheduler)
     assert not scheduler.requests
     scheduler.schedule()
@@ -276,9 +277,13 @@ def test_nothing_computed_from_a_bad_block_serves_others(policy: str) -> None:
     if policy == "recompute":
         scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
     scheduler.connector.matched = 0
-    scheduler.add_request(make_request("1", prompt))
-    # The first block arrived well; the third and fourth were computed from the bad second.
-    assert scheduler.schedule().num_scheduled_tokens == {"1": 54}
+    # The first block arrived well. Even where the bad second one is there again, the third and the
+    # fourth, computed from it, are not.
+    for name, num_tokens, num_hit in (("1", 33, 16), ("2", 70, 32)):
+        scheduler.add_request(make_request(name, prompt[:num_tokens], max_tokens=1))
+        output = scheduler.schedule()
+        assert output.num_scheduled_tokens == {name: num_tokens - num_hit}
+        scheduler.update_from_output(output, answer(output, {name: [1]}))
 
 
 def test_failed_sync_load_is_computed_again() -> None:
@@ -312,6 +317,19 @@ def test_failed_async_load_keeps_what_arrived(index: int, start: int) -> None:
     assert sum(record.miss_tokens.values()) == 18
 
 
+def test_a_load_that_failed_altogether_is_looked_up_anew() -> None:
+    scheduler = connected("recompute", matched=32, is_async=True)
+    load(scheduler)
+    bad = scheduler.kv_cache_manager.get_block_ids("0")[0][0]
+    scheduler.connector.matched = 0
+    # Meanwhile another request computes the same prompt.
+    scheduler.add_request(make_request("1", scheduler.requests["0"].prompt_token_ids or ()))
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"1": 50}
+    report(scheduler, output, {"1": [5]}, invalid_block_ids={bad}, finished_recving={"0"})
+    assert scheduler.schedule().num_scheduled_tokens == {"1": 1, "0": 2}
+
+
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 @pytest.mark.parametrize("kinds", [MISTRAL_LIKE, GPT_OSS_LIKE])
 @pytest.mark.parametrize("which", ["window", "last"])
@@ -339,6 +357,43 @@ def test_a_bad_block_of_a_checkpoint_undoes_its_load(kinds: str, policy: str, wh
     assert record.num_cached_tokens == record.num_external_tokens == 0
     assert sum(record.miss_tokens.values()) == 200
     scheduler.kv_cache_manager.check_invariants()
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+@pytest.mark.parametrize("kinds", [MISTRAL_LIKE, GPT_OSS_LIKE])
+def test_a_load_of_which_nothing_may_be_used(kinds: str, policy: str) -> None:
+    config = window_config(BLOCK_SIZE, 600, 32, kinds)
+    scheduler = connected(policy, kv_cache_config=config, matched=160, is_async=True)
+    output = load(scheduler, num_tokens=200)
+    items = report(scheduler, output, failed_recving={"0"})
+    if policy == "fail":
+        assert items["0"].finish_reason is FinishReason.ERROR
+        assert all_blocks_free(scheduler)
+        return
+    scheduler.connector.matched = 0
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 200}
+    scheduler.kv_cache_manager.check_invariants({"0": 200})
+    checkpoints = as_served(scheduler.kv_cache_manager.coordinator).index.checkpoints
+    assert all(record.position > 0 for record in checkpoints.values())
+    assert not scheduler._requests.failed_load_ids
+    scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
+    assert all_blocks_free(scheduler)
+
+
+@pytest.mark.parametrize("kinds", [MISTRAL_LIKE, GPT_OSS_LIKE])
+def test_what_arrived_is_hit_by_others(kinds: str) -> None:
+    config = window_config(BLOCK_SIZE, 600, 32, kinds)
+    scheduler = connected(kv_cache_config=config, matched=160, is_async=True)
+    output = load(scheduler, num_tokens=170)
+    prompt = scheduler.requests["0"].prompt_token_ids
+    assert prompt is not None
+    report(scheduler, output, finished_recving={"0"})
+    scheduler.connector.matched = 0
+    # In the very step in which the first goes on.
+    scheduler.add_request(make_request("1", prompt))
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 10, "1": 10}
+    # It is a request like others: what it leaves behind at its end is published too.
+    assert not as_served(scheduler.kv_cache_manager.coordinator).requests["0"].is_loading
 
 
 def test_a_window_that_moved_on_says_which_tokens_it_holds() -> None:

@@ -136,9 +136,11 @@ def test_loads() -> None:
     assert not requests.take_loaded(first)
     assert not requests.loaded_ids
     requests.loaded_ids.add("1")
+    requests.failed_load_ids.add("1")
     second.finish(RequestStatus.FINISHED_ABORTED)
     requests.note_end(second)
     assert not requests.loaded_ids
+    assert not requests.failed_load_ids
     assert requests.prefilling == {first}
 
 

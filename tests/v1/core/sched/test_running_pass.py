@@ -88,3 +88,18 @@ def test_all_who_run_are_scheduled_whatever_they_do() -> None:
     assert run(scheduler, StepBuilder(100, 0)).num_scheduled_tokens == {"0": 1, "1": 1, "2": 72}
     scheduler.running.reverse()
     assert run(scheduler, StepBuilder(100, 0)).num_scheduled_tokens == {"0": 1, "1": 1, "2": 72}
+
+
+def test_room_that_preemption_made_is_for_those_who_run() -> None:
+    scheduler = make_scheduler(num_blocks=5, policy="priority")
+    for priority, name in enumerate(("0", "1"), start=1):
+        scheduler.add_request(make_request(name, 32, priority=priority))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, answer(output, {"0": [5], "1": [5]}))
+    # It would come first, and fit into what is left of the victim's blocks.
+    scheduler.add_request(make_request("2", 10))
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"0": 1}
+    assert [request.request_id for request in scheduler.waiting] == ["2", "1"]
+    scheduler.update_from_output(output, answer(output, {"0": [5]}))
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 1, "2": 10}

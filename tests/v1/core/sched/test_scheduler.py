@@ -871,9 +871,10 @@ def test_events_are_published() -> None:
     scheduler = make_scheduler()
     scheduler.kv_event_publisher = Mock()
     scheduler.kv_cache_manager.take_events = Mock(return_value=["event"])  # type: ignore[method-assign]
+    scheduler.connector = Mock(take_events=Mock(return_value=iter(["the connector's"])))
     scheduler.schedule()
     (batch,) = scheduler.kv_event_publisher.publish.call_args.args
-    assert batch.events == ["event"]
+    assert batch.events == ["event", "the connector's"]
 
 
 def test_invariants_are_checked_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -908,3 +909,22 @@ def test_a_connectors_own_loads_begin_when_all_is_admitted() -> None:
     scheduler.add_request(make_request("0", 10))
     scheduler.schedule()
     assert order == [1]
+
+
+def test_a_request_that_the_connector_refuses_was_never_there() -> None:
+    scheduler = make_scheduler()
+    scheduler.connector = Mock()
+    scheduler.connector.on_new_request.side_effect = ValueError("no such peer")
+    with pytest.raises(ValueError, match="no such peer"):
+        scheduler.add_request(make_request("0", 10))
+    assert scheduler.get_num_unfinished_requests() == 0
+    assert not scheduler.requests
+
+
+def test_steps_go_on_while_the_connector_has_work() -> None:
+    scheduler = make_scheduler()
+    scheduler.connector = connector = Mock()
+    connector.has_pending_work.return_value = True
+    assert scheduler.has_requests()
+    connector.has_pending_work.return_value = False
+    assert not scheduler.has_requests()

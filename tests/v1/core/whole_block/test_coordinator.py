@@ -12,6 +12,7 @@ from tests.v1.core.cache_helpers import (
     make_manager,
     make_request,
     run_prompt,
+    start,
 )
 from tests.v1.core.specs import full, mamba, swa
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -193,3 +194,22 @@ def test_start_up_says_how_many_prefixes_fit(
     with caplog.at_level(logging.INFO, logger="vllm.v1.core.retention.pinning"):
         hybrid(num_blocks=101)
     assert [expected in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(("decode_ranks", "prefill_ranks"), [(1, 1), (2, 1), (2, 2)])
+def test_tails_are_kept_below_every_boundary_however_many_ranks_share_a_block(
+    decode_ranks: int, prefill_ranks: int
+) -> None:
+    ranks = decode_ranks * prefill_ranks
+    manager = make_manager(
+        make_config(100, [full(block_size=32), swa(block_size=8, sliding_window=8)]),
+        scheduler_block_size=32 * ranks,
+        hash_block_size=8 * ranks,
+        dcp_world_size=decode_ranks,
+        pcp_world_size=prefill_ranks,
+    )
+    tokens = range(128 * ranks)
+    start(manager, make_request("0", tokens, 8 * ranks))
+    for num_tokens in (33 * ranks, 127 * ranks, 128 * ranks):
+        found = manager.get_computed_blocks(make_request("1", tokens[:num_tokens], 8 * ranks))
+        assert found[1] == (num_tokens - 1) // (32 * ranks) * 32 * ranks

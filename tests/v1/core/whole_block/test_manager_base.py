@@ -1,13 +1,19 @@
 """What the managers share: sizing that equals allocation, adoption, freeing."""
 
 import random
+from typing import Any
 
 import pytest
 
 from tests.v1.core.cache_helpers import ids, make_request
 from tests.v1.core.specs import chunked, full, swa
-from tests.v1.core.whole_block.lookup_table import make_manager
+from tests.v1.core.whole_block.lookup_table import find, make_manager
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import (
+    SingleTypeKVCacheManager,
+    get_manager_for_kv_cache_spec,
+)
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
@@ -133,3 +139,49 @@ def test_new_block_ids_are_drained_per_step() -> None:
     manager.allocate_new_blocks("0", num_tokens=6, num_tokens_main_model=6)
     manager.new_step_starts()
     assert manager.take_new_block_ids() == []
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(1, 13), (2, 7)])
+def test_the_admission_cap_counts_blocks_of_all_ranks(ranks: int, most: int) -> None:
+    spec = swa(block_size=16, sliding_window=64)
+    manager = get_manager_for_kv_cache_spec(
+        spec,
+        max_num_batched_tokens=128,
+        max_model_len=8192,
+        block_pool=BlockPool(100, True, 16),
+        enable_caching=True,
+        kv_cache_group_id=0,
+        scheduler_block_size=16 * ranks,
+        dcp_world_size=ranks,
+    )
+    # 191 tokens at once, and the block that the window's first token is in.
+    assert manager.get_num_blocks_to_allocate("0", 8000, [], 0, 8000, True) == most
+
+
+class _ByTheInterface(SingleTypeKVCacheManager):
+    """A kind from outside, which knows the interface's names alone."""
+
+    @classmethod
+    def find_longest_cache_hit(
+        cls, block_hashes: Any, max_length: int, kv_cache_group_ids: list[int], *_: Any, **kw: Any
+    ) -> tuple[list[KVCacheBlock], ...]:
+        return tuple([kw["block_pool"].null_block] for _ in kv_cache_group_ids)
+
+
+class _SilentKind(SingleTypeKVCacheManager):
+    """It answers no lookup."""
+
+
+def test_kinds_from_outside_answer_by_the_interfaces_name() -> None:
+    spec, pool = full(block_size=2), BlockPool(5, True, 2)
+    arguments: dict[str, Any] = {
+        "block_pool": pool,
+        "enable_caching": True,
+        "kv_cache_group_id": 0,
+        "scheduler_block_size": 2,
+    }
+    assert find(_ByTheInterface(spec, **arguments), pool, []) == [pool.null_block]
+    silent = _SilentKind(spec, **arguments)
+    assert len(silent.allocate_new_blocks("0", 4, 4)) == 2
+    with pytest.raises(NotImplementedError, match="_SilentKind"):
+        find(silent, pool, [])

@@ -7,7 +7,7 @@ Outputs lie in lanes, 64 to a panel; a word is two inputs of one output, the eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -63,7 +63,6 @@ class PackedWeights:
     Args:
         releases: Whether a matrix that was packed is given back to the system: from then on its
             parameter holds nothing, and only who reads the panels can run the model.
-        kept: Matrices that are never given back, because others multiply by them too.
 
     Attributes:
         releases: That.
@@ -71,9 +70,8 @@ class PackedWeights:
     Owns: the panels.
     """
 
-    def __init__(self, *, releases: bool, kept: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, *, releases: bool) -> None:
         self.releases = releases
-        self._kept = frozenset(weight.untyped_storage()._cdata for weight in kept)
         self._panels: dict[tuple[int, int, tuple[int, ...]], Bf16Panels] = {}
         # A parameter's storage is known by its place, which is free for others once it is gone.
         self._storages: list[torch.UntypedStorage] = []
@@ -86,7 +84,7 @@ class PackedWeights:
         """Return the panels of a matrix bf16 [rows, columns].
 
         Mutates:
-            weight: Its memory is given back, if this releases what it packed and it is not kept.
+            weight: Its memory is given back, if this releases what it packed.
         """
         if found := self.find(weight):
             return found
@@ -94,8 +92,7 @@ class PackedWeights:
         self._panels[_identify(weight)] = panels
         storage = weight.untyped_storage()
         self._storages.append(storage)
-        is_free = self.releases and storage._cdata not in self._kept
-        if is_free and storage.nbytes() == weight.nbytes and storage.resizable():
+        if self.releases and storage.nbytes() == weight.nbytes and storage.resizable():
             storage.resize_(0)
         return panels
 

@@ -3,6 +3,7 @@
     compressed-tensors   words along inputs, lowest first, codes + 2^(bits - 1); zero points
                          likewise, along outputs
     GPTQ                 words [inputs, out] along inputs, codes and zero points from 0 up
+    NVFP4, MXFP4         bytes along inputs, the first of two e2m1 codes low; scales of e4m3 or e8m0
     AWQ                  words [in, outputs] along outputs, in the order 0 2 4 6 1 3 5 7
 
 Codes become two's complement, so that a symmetric matrix has no zero points left.
@@ -18,6 +19,7 @@ from vllm.model_executor.layers.quantization.panels import (
     GroupValues,
     pack_bytes,
     pack_nibbles,
+    scale_e4m3,
     unit_of,
     unpack_nibbles,
     view_as,
@@ -28,6 +30,7 @@ from vllm.v1.attention.ops.stored import CodeKind
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _KINDS: dict[int, CodeKind] = {4: "int4", 8: "int8"}
 _E4M3_NAN = 0x7F
+_NVFP4_GROUP = 16
 _SIGN_BITS = {4: SIGN_BITS_INT4, 8: SIGN_BITS_INT8}
 
 
@@ -137,15 +140,66 @@ def read_fp8_codes(
     Raises:
         CheckpointError: A code is no number.
     """
-    if ((codes & _E4M3_NAN) == _E4M3_NAN).any():
-        raise CheckpointError(
-            f"{name}.weight holds NaN (an FP8 byte 0x7f or 0xff): download it again."
-        )
+    _check_e4m3(name, codes)
     rows, columns = codes.shape
     unit = unit_of("e4m3")
     group = block[1] if scales.shape[1] > 1 else unit.count(columns) * unit.num_codes
     own = GroupValues(scales.repeat_interleave(block[0], 0)[:rows])
     return CodedRows("e4m3", pack_bytes(codes), columns, group, own)
+
+
+def read_nvfp4_codes(
+    name: str,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    whole: tuple[str, torch.Tensor],
+    *,
+    divides: bool,
+) -> CodedRows:
+    """Read e2m1 codes under e4m3 scales, which have a scale of the whole matrix.
+
+    Args:
+        name: The matrix's published name, for messages.
+        codes: uint8 [out, in / 2].
+        scales: float8_e4m3fn [out, groups of 16 inputs].
+        whole: What follows the name in that of the matrix's scale, and the scale: fp32, one value.
+        divides: Whether it divides the scales; else they are multiplied by it.
+
+    Raises:
+        CheckpointError: The scale of the matrix is not finite or not above zero.
+    """
+    suffix, scale = whole
+    value = float(scale)
+    if not 0 < value < float("inf"):
+        raise CheckpointError(
+            f"{name}{suffix} is {value}, and must be finite and above zero, as all scales of "
+            f"{name} are {'divided' if divides else 'multiplied'} by it: download the checkpoint "
+            "again."
+        )
+    numbers = scale_e4m3(scales, scale, divides=divides)
+    return CodedRows("e2m1", pack_bytes(codes), codes.shape[1] * 2, _NVFP4_GROUP, numbers)
+
+
+def read_mxfp4_codes(codes: torch.Tensor, scales: torch.Tensor, group: int) -> CodedRows:
+    """Read e2m1 codes, uint8 [out, in / 2], under e8m0 scales, uint8 [out, groups]."""
+    return CodedRows("e2m1", pack_bytes(codes), codes.shape[1] * 2, group, GroupValues(scales))
+
+
+def read_mxfp8_codes(name: str, codes: torch.Tensor, scales: torch.Tensor, group: int) -> CodedRows:
+    """Read e4m3 codes, uint8 [out, in], under e8m0 scales, uint8 [out, groups].
+
+    Raises:
+        CheckpointError: A code is no number.
+    """
+    _check_e4m3(name, codes)
+    return CodedRows("e4m3", pack_bytes(codes), codes.shape[1], group, GroupValues(scales))
+
+
+def _check_e4m3(name: str, codes: torch.Tensor) -> None:
+    if ((codes & _E4M3_NAN) == _E4M3_NAN).any():
+        raise CheckpointError(
+            f"{name}.weight holds NaN (an FP8 byte 0x7f or 0xff): download it again."
+        )
 
 
 def _unpack_awq(words: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,8 @@ Nibbles of a run of 32 are "half-split": the low ones of its 16 bytes are the fi
     IQ4_XS  d, 16 high bits and 4 bytes of low ones of 8 scales, 128 bytes; per 32:
                                                               d * (sc - 32) * table[q]
     MXFP4   e8m0, 16 bytes                                    2^(e - 127) * e2m1
+    NVFP4   4 e4m3 without signs, 32 bytes; per 16, half-split in eights:
+                                                              e4m3 * e2m1
 """
 
 from collections.abc import Callable
@@ -33,6 +35,9 @@ from vllm.model_executor.layers.quantization.panels import (
 )
 
 _K = 256
+# Of e4m3: its largest bits, and the number that they would be.
+_E4M3_NAN = 0x7F
+_PAST_E4M3 = 480.0
 
 
 def read_blocks(type_name: str, rows: torch.Tensor) -> CodedRows:
@@ -179,6 +184,17 @@ def _read_mxfp4(blocks: torch.Tensor) -> CodedRows:
     return _in_rows(_split(blocks[..., 1:]), scales, None, "e2m1", 32)
 
 
+def _read_nvfp4(blocks: torch.Tensor) -> CodedRows:
+    stored = blocks[..., :4].flatten(1)
+    scales = (stored & _E4M3_NAN).view(torch.float8_e4m3fn).half()
+    # The largest code stands for nothing, with a sign bit for one binade more.
+    largest = torch.where(stored == _E4M3_NAN, 0.0, _PAST_E4M3).to(scales.dtype)
+    scales = torch.where(scales.isnan(), largest, scales)
+    nibbles = blocks[..., 4:].reshape(*blocks.shape[:2], 4, 8)
+    codes = torch.cat([nibbles & 15, nibbles >> 4], -1).flatten(2)
+    return _in_rows(codes, GroupValues(scales), None, "e2m1", 16)
+
+
 BLOCK_READERS: dict[str, tuple[int, Callable[[torch.Tensor], CodedRows]]] = {
     "Q8_0": (34, _read_q8_0),
     "Q4_0": (18, _read_q4_0),
@@ -191,5 +207,6 @@ BLOCK_READERS: dict[str, tuple[int, Callable[[torch.Tensor], CodedRows]]] = {
     "IQ4_NL": (18, _read_iq4_nl),
     "IQ4_XS": (136, _read_iq4_xs),
     "MXFP4": (17, _read_mxfp4),
+    "NVFP4": (36, _read_nvfp4),
 }
 """GGUF's name -> bytes of a block, and what reads blocks [rows, blocks, bytes]."""

@@ -19,7 +19,7 @@ import contextlib
 import math
 import mmap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,6 +51,10 @@ SIGN_BITS_INT8 = -0x7F7F7F80
 SIX_BIT_LIFT = 32
 """What is added to codes of six bits where they are kept."""
 _E8M0_NAN = 255
+_E4M3_NAN = 0x7F
+_SIGN_AND_EXPONENT = -0x800000
+# e4m3's numbers lie between 2^-9 and 2^9: within these bounds their products are normal numbers.
+_LEAST_STEP, _LARGEST_STEP = 2.0**-117, 2.0**118
 _MOST_BYTE_INPUTS = 1 << 17
 # A sum of so many products of bytes is a whole number of 32 bits.
 _LEAST_PEAK = 1e-30
@@ -89,21 +93,29 @@ class GroupValues:
     """One number per output and group of its inputs.
 
     Attributes:
-        values: [rows, groups] of fp32, fp16, bf16, int8, or uint8 (e8m0: 2^(byte - 127)).
+        values: [rows, groups] of fp32, fp16, bf16, int8, uint8 (e8m0: 2^(byte - 127)), or e4m3
+            codes with ``steps``.
         factors: fp16 [rows, ceil(groups / fan)], by which the values are multiplied; None: they
             are the numbers.
         fan: Groups of one factor.
+        steps: Of e4m3 codes: what 1, 1.125 .. 1.875 stand for, fp32 [1, 8], in panels [panels, 8];
+            others are powers of two of them, see ``scale_e4m3``.
     """
 
     values: torch.Tensor
     factors: torch.Tensor | None = None
     fan: int = 1
+    steps: torch.Tensor | None = None
 
     def widen(self) -> torch.Tensor:
         """Return the numbers, fp32 [rows, groups], each the one product of both."""
         if self.values.dtype == torch.uint8:
             return decode_e8m0(self.values)
         wide = self.values.float()
+        if self.steps is not None:
+            bits = wide.view(torch.int32)
+            powers = (bits & _SIGN_AND_EXPONENT).view(torch.float32)
+            return self.steps[0][(bits >> 20) & 7] * powers
         if self.factors is None:
             return wide
         return wide * _spread(self.factors.float(), self.fan, wide.shape[1])
@@ -115,12 +127,47 @@ class GroupValues:
 
     def in_panels(self) -> PanelNumbers:
         """Return packed values as kernels take them."""
-        return PanelNumbers(self.values, self.factors, self.fan)
+        return PanelNumbers(self.values, self.factors, self.fan, self.steps)
 
     def map(self, change: _Change) -> GroupValues:
-        """Return the same with both tensors changed."""
+        """Return the same with values and factors changed."""
         factors = None if self.factors is None else change(self.factors)
-        return GroupValues(change(self.values), factors, self.fan)
+        return GroupValues(_change_bytes(self.values, change), factors, self.fan, self.steps)
+
+    def pack(self) -> GroupValues:
+        """Return the same in panels."""
+        packed = self.map(pack_panels)
+        if self.steps is None:
+            return packed
+        steps = self.steps.expand(len(packed.values), -1).contiguous()
+        return replace(packed, steps=steps)
+
+
+def scale_e4m3(codes: torch.Tensor, scale: torch.Tensor, *, divides: bool) -> GroupValues:
+    """Return e4m3 codes times, or divided by, the scale of a whole matrix, each rounded once.
+
+    The result of one of the eight mantissas, times a power of two, is that of every code which has
+    it; where such a number would be too small or too large for that, the numbers are kept in fp32.
+
+    Args:
+        codes: float8_e4m3fn [rows, groups].
+        scale: fp32, one value: finite and above zero.
+        divides: Whether it divides.
+    """
+    whole = scale.reshape(1, 1)
+    mantissas = 1 + torch.arange(8, dtype=torch.float32, device=codes.device)[None] / 8
+    steps = mantissas / whole if divides else mantissas * whole
+    if steps.min() >= _LEAST_STEP and steps.max() <= _LARGEST_STEP:
+        return GroupValues(codes, steps=steps)
+    wide = codes.float()
+    return GroupValues(wide / whole if divides else wide * whole)
+
+
+def _change_bytes(values: torch.Tensor, change: _Change) -> torch.Tensor:
+    """Returns what a change of places makes of values: of floats of eight bits as of bytes."""
+    if values.dtype != torch.float8_e4m3fn:
+        return change(values)
+    return change(values.view(torch.uint8)).view(values.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +241,8 @@ class PackedRows:
             if part is not None:
                 _check_numbers(name, what, part)
         self.codes = pack_panels(rows.words)
-        self.scales = rows.scales.map(pack_panels)
-        self.offsets = None if rows.offsets is None else rows.offsets.map(pack_panels)
+        self.scales = rows.scales.pack()
+        self.offsets = None if rows.offsets is None else rows.offsets.pack()
         self.order = rows.order
 
     @property
@@ -204,7 +251,7 @@ class PackedRows:
         tensors = [self.codes, self.order]
         for part in (self.scales, self.offsets):
             if part is not None:
-                tensors += [part.values, part.factors]
+                tensors += [part.values, part.factors, part.steps]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
@@ -388,7 +435,12 @@ def _check_numbers(name: str, what: str, part: GroupValues) -> None:
     for tensor in (part.values, part.factors):
         if tensor is None:
             continue
-        is_bad = tensor == _E8M0_NAN if tensor.dtype == torch.uint8 else ~tensor.isfinite()
+        if tensor.dtype == torch.uint8:
+            is_bad = tensor == _E8M0_NAN
+        elif tensor.dtype == torch.float8_e4m3fn:
+            is_bad = (tensor.view(torch.uint8) & _E4M3_NAN) == _E4M3_NAN
+        else:
+            is_bad = ~tensor.isfinite()
         if is_bad.any():
             row, group = is_bad.nonzero()[0].tolist()
             raise CheckpointError(

@@ -104,12 +104,15 @@ def _form_of(numbers: GroupValues | None) -> tuple[torch.dtype, bool, int] | Non
 
 def _join(parts: Sequence[GroupValues]) -> GroupValues:
     factors = [part.factors for part in parts if part.factors is not None]
+    steps = [part.steps for part in parts if part.steps is not None]
     return GroupValues(
         torch.cat([part.values for part in parts]),
         torch.cat(factors) if factors else None,
         parts[0].fan,
+        torch.cat(steps) if steps else None,
     )
 
 
 def _take(numbers: GroupValues, index: int, count: int) -> GroupValues:
-    return numbers.map(lambda values: values.chunk(count)[index])
+    own = numbers.map(lambda values: values.chunk(count)[index])
+    return own if own.steps is None else replace(own, steps=own.steps.chunk(count)[index])

@@ -171,6 +171,11 @@ class ClampedExperts(nn.Module):
             self.down_bias.data if self._adds_bias else None,
         )
 
+    @property
+    def is_one_product(self) -> bool:
+        """Whether all experts are multiplied at once, whichever were chosen."""
+        return self._experts is not None and len(self._own) == self.plan.num_experts
+
     def stack_stored(self) -> None:
         """Moves stored experts into stacks that a kernel takes as one, if they are stored alike."""
         if isinstance(self.gate_up, PackedStack) and isinstance(self.down, PackedStack):

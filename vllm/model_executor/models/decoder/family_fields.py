@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.model_loader.quantization_config import METHODS
-from vllm.model_executor.models.config_fields import FieldReader
+from vllm.model_executor.models.config_fields import LARGEST_INT, FieldReader
 from vllm.model_executor.models.decoder.config import Activation, ExpertsPlan, SigmoidRouter
+from vllm.model_executor.models.decoder.rope_config import RopeConfig, find_rope_object
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -36,9 +37,20 @@ def read_head_dim(fields: FieldReader, num_heads: int) -> int:
     return fields.positive_int("head_dim", fields.positive_int("hidden_size") // num_heads)
 
 
-def read_length(fields: FieldReader) -> int:
-    """Reads the context length in tokens."""
-    return fields.positive_int("max_position_embeddings", _DEFAULT_LENGTH)
+def read_length(fields: FieldReader, rope: RopeConfig) -> int:
+    """Reads the context length in tokens.
+
+    YaRN that is added to a release, as its authors advise for long texts, leaves
+    ``max_position_embeddings`` as it was: the context is then what YaRN stretches to.
+    """
+    length = fields.positive_int("max_position_embeddings", _DEFAULT_LENGTH)
+    scaling = find_rope_object(fields)
+    if rope.kind != "yarn" or not scaling.has("original_max_position_embeddings"):
+        return length
+    stretched = rope.original_length * rope.factor
+    if stretched > LARGEST_INT:
+        raise scaling.error("factor", rope.factor, f"a stretch to at most {LARGEST_INT} tokens")
+    return max(length, int(stretched))
 
 
 def read_layer_types(

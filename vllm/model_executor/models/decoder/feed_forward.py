@@ -169,6 +169,11 @@ class ExpertBank(nn.Module):
             )
         return ()
 
+    @property
+    def is_one_product(self) -> bool:
+        """Whether all experts are multiplied at once, whichever were chosen."""
+        return self._experts is not None and len(self._own) == self.plan.num_experts
+
     def stack_stored(self) -> None:
         """Moves stored experts into stacks that a kernel takes as one, if they are stored alike."""
         gate_ups = [matrix.row_source for own in self.stored for matrix in (own.gate, own.up)]

@@ -358,10 +358,6 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             if isinstance(layer.attention, DeltaRuleNet):
                 layer.attention.settle_drafts(settled, kv_caches)
 
-    def weights_for_torch(self) -> tuple[torch.Tensor, ...]:
-        """See ``CausalLM``: torch runs the block that drafts, and its tokens come by this head."""
-        return () if self.drafter is None else (self.head.data,)
-
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Maps the residual stream [M, D] of any chosen rows to fp32 logits [M, V]."""
         return self._to_logits(self.norm_streams(streams))

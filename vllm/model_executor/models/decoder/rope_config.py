@@ -61,11 +61,37 @@ def read_rope(
     Raises:
         ConfigError: A kind or value that is not supported; the message names it.
     """
-    name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
-    scaling = fields.sub_reader(name)
+    scaling = find_rope_object(fields)
+    if fields.has("rope_parameters"):
+        check_one_spelling(fields, scaling)
     if not scaling.has("rope_theta"):
         theta = fields.number("rope_theta", theta)
     return read_rope_object(scaling, dim, theta, fields, default_share)
+
+
+def find_rope_object(fields: FieldReader) -> FieldReader:
+    """Returns the object of a model's one rotary setting, in the spelling that the file has."""
+    return fields.sub_reader("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+
+
+def check_one_spelling(fields: FieldReader, parameters: FieldReader) -> None:
+    """Refuses the older spelling beside ``rope_parameters`` where it says something else.
+
+    Both come together where the older one is given to override a file of the newer one.
+
+    Args:
+        fields: config.json, or its text part.
+        parameters: The object of ``rope_parameters`` that the older spelling is about.
+
+    Raises:
+        ConfigError: They differ; the message names the field.
+    """
+    fields.refuse_other_spelling("rope_scaling", parameters)
+    if fields.has("rope_theta") and parameters.has("rope_theta"):
+        theta, said = fields.number("rope_theta"), parameters.number("rope_theta")
+        if theta != said:
+            allowed = f"{said!r}, which rope_parameters says: give one of the two"
+            raise fields.error("rope_theta", theta, allowed)
 
 
 def read_rope_object(
@@ -120,7 +146,8 @@ def _read_turned(
     """Returns how many values of a head are turned."""
     source = scaling if scaling.has("partial_rotary_factor") else fields
     share = source.number("partial_rotary_factor", default_share or 1.0)
-    turned = int(dim * share)
+    # A share beyond the head, however large, is refused below.
+    turned = int(dim * min(share, 2.0))
     if default_share is None:
         if share != 1.0:
             raise source.error("partial_rotary_factor", share, "1.0")

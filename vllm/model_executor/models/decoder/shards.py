@@ -22,6 +22,7 @@ from vllm.model_executor.models.decoder.config import (
     ExpertsPlan,
     FeedForwardPlan,
     GatedDeltaPlan,
+    LayerPlan,
     MlpPlan,
 )
 
@@ -129,14 +130,22 @@ def _find_axes(plan: FeedForwardPlan | None, *, spreads_experts: bool) -> dict[s
     return {"width of an expert": plan.inner_size, **beside}
 
 
-def _find_recurrence(config: DecoderConfig, name: str) -> GatedDeltaPlan | None:
+def _find_layer(config: DecoderConfig, name: str) -> LayerPlan | None:
+    """Return the layer of a tensor; None: of no layer, or of one that the config has not."""
     match = _LAYER.fullmatch(name)
-    return None if match is None else config.layers[int(match[1])].recurrence
+    index = len(config.layers) if match is None else int(match[1])
+    # Of a file of more layers than config.json says, the load names what has no place.
+    return config.layers[index] if index < len(config.layers) else None
+
+
+def _find_recurrence(config: DecoderConfig, name: str) -> GatedDeltaPlan | None:
+    layer = _find_layer(config, name)
+    return None if layer is None else layer.recurrence
 
 
 def _find_shape(config: DecoderConfig, name: str) -> AttentionShape:
-    match = _LAYER.fullmatch(name)
-    return config.attention if match is None else config.shape_of(config.layers[int(match[1])])
+    layer = _find_layer(config, name)
+    return config.attention if layer is None else config.shape_of(layer)
 
 
 def _count_experts(config: DecoderConfig) -> int:

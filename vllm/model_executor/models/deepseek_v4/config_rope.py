@@ -44,6 +44,7 @@ def read_rope_configs(fields: FieldReader) -> tuple[RopeConfig, RopeConfig]:
     if fields.has("rope_parameters"):
         both = fields.sub_reader("rope_parameters")
         main, compress = both.sub_reader("main"), both.sub_reader("compress")
+        fields.refuse_other_spelling("rope_scaling", compress)
         return (
             RopeConfig(main.number("rope_theta", _MAIN_THETA), _read_yarn(main)),
             RopeConfig(compress.number("rope_theta", _COMPRESS_THETA), _read_yarn(compress)),

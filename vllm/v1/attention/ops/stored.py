@@ -73,14 +73,17 @@ class PanelNumbers:
     """One number per output and group of its inputs, in panels.
 
     Attributes:
-        values: [P, groups, 64] of fp32, fp16, bf16, int8, or uint8 (e8m0).
+        values: [P, groups, 64] of fp32, fp16, bf16, int8, uint8 (e8m0), or e4m3 with ``steps``.
         factors: fp16 [P, ceil(groups / fan), 64], by which they are multiplied; None: by nothing.
         fan: Groups of one factor.
+        steps: fp32 [P, 8]: what the e4m3 codes 1, 1.125 .. 1.875 of a panel stand for, those of
+            other exponents being powers of two of them.
     """
 
     values: torch.Tensor
     factors: torch.Tensor | None = None
     fan: int = 1
+    steps: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from vllm.v1.core.prefix.lookup import PrefixHit, find_dense_blocks
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.request_cache import RequestCache
 from vllm.v1.core.retention.rebuild import Rebuild, find_rebuild
-from vllm.v1.core.sched.output import RowBounds
+from vllm.v1.core.row_tables import RowBounds
 
 
 def prefer_rebuild(

@@ -13,6 +13,7 @@ class Tier(IntEnum):
     WARM      spare checkpoints of a kind that is hit as often as those that were asked for
     REGULAR   hashed; the policy says which goes first
     LIVE      checkpoints that running requests made or resumed at
+    CLAIMED   what waiting requests would hit; counted as free
     PINNED    the windows at which long prompts paused, if pins are on; counted as free
     """
 
@@ -23,4 +24,5 @@ class Tier(IntEnum):
     WARM = 4
     REGULAR = 5
     LIVE = 6
-    PINNED = 7
+    CLAIMED = 7
+    PINNED = 8

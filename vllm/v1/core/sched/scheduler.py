@@ -126,6 +126,9 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             # First: it may refuse the request.
             self.connector.on_new_request(request)
         self._requests.add(request)
+        if self._requests.running or self._requests.num_waiting > 1:
+            # Others take blocks before it does.
+            self.kv_cache_manager.claim(request)
 
     def get_num_unfinished_requests(self) -> int:
         """Return how many requests wait or run."""

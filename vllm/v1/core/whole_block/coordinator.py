@@ -262,6 +262,9 @@ class KVCacheCoordinator(Coordinator):
 
     # ---- what only hits at one unit have ---------------------------------------------------------
 
+    def claim(self, request: Request) -> None:
+        """Claim nothing: one queue in the order of use is what the interface knows."""
+
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Wait for nobody."""
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,8 +72,10 @@ class HitQuery:
         return 0, []
 
 
-class SingleTypeKVCacheManager(ABC):
+class SingleTypeKVCacheManager:
     """Block tables of one KV-cache group.
+
+    A kind of its own answers ``find_longest_cache_hit``, or ``_find_hit``, which it asks.
 
     A table is a list indexed by block position, padded with the null block where nothing is stored:
 
@@ -134,6 +135,10 @@ class SingleTypeKVCacheManager(ABC):
         # Blocks taken since the step began; groups of one model may share the list.
         self.taken_blocks: list[KVCacheBlock] = []
         self._null_block = block_pool.null_block
+        # Ranks between which a block's tokens are spread make it as many times as large.
+        self._spec_over_ranks = kv_cache_spec
+        if self.block_size != kv_cache_spec.block_size:
+            self._spec_over_ranks = kv_cache_spec.copy_with_new_block_size(self.block_size)
         self._configure(kv_cache_spec)
 
     def _configure(self, spec: Any) -> None:
@@ -258,7 +263,7 @@ class SingleTypeKVCacheManager(ABC):
             start_block=num_done,
             end_block=num_full,
             alignment_tokens=self.scheduler_block_size,
-            kv_cache_spec=self.kv_cache_spec,
+            kv_cache_spec=self._spec_over_ranks,
             use_eagle=self.use_eagle,
             retention_interval=retention_interval,
             num_prompt_tokens=request.num_prompt_tokens,
@@ -403,6 +408,11 @@ class SingleTypeKVCacheManager(ABC):
         return cls._find_hit(kv_cache_spec, query)
 
     @classmethod
-    @abstractmethod
     def _find_hit(cls, spec: Any, query: HitQuery) -> tuple[list[KVCacheBlock], ...]:
-        """Answer ``find_longest_cache_hit`` for groups of this kind."""
+        """Answer ``find_longest_cache_hit`` for groups of this kind.
+
+        Raises:
+            NotImplementedError: The kind answers neither.
+        """
+        del spec, query
+        raise NotImplementedError(f"{cls.__name__} does not define find_longest_cache_hit.")

@@ -91,7 +91,12 @@ def get_manager_for_kv_cache_spec(
             f"Unsupported KV cache spec type {type(kv_cache_spec).__name__}: register it with "
             "register_kv_cache_spec."
         )
-    bound = kv_cache_spec.max_admission_blocks_per_request(max_num_batched_tokens, max_model_len)
+    # A block has as many times its tokens as ranks share it.
+    num_ranks = kwargs.get("dcp_world_size", 1) * kwargs.get("pcp_world_size", 1)
+    spec = kv_cache_spec
+    if num_ranks > 1:
+        spec = kv_cache_spec.copy_with_new_block_size(kv_cache_spec.block_size * num_ranks)
+    bound = spec.max_admission_blocks_per_request(max_num_batched_tokens, max_model_len)
     if bound is not None:
         kwargs["max_admission_blocks_per_request"] = bound
     return manager_class(kv_cache_spec, **kwargs)

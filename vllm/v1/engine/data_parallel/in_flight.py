@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from vllm.v1.engine.data_parallel.policy import Counts, find_standing_cost
+from vllm.v1.engine.data_parallel.tenant_loads import TenantLoads
 
 # Of a prompt's units so many are marked, every such one behind them, and the last.
 _MARK_EVERY = 8
@@ -22,12 +23,14 @@ class Sent:
         hashes: Of its prompt's units, until the prompt is computed.
         marks: Hashes that stand for its prompt, until the prompt is computed.
         backlog_tokens: Of its prompt, tokens to compute, until then.
+        tenant: Whose it is; None: nobody's.
     """
 
     rank: int
     hashes: Sequence[int]
     marks: Sequence[int]
     backlog_tokens: int
+    tenant: str | None = None
 
 
 class InFlight:
@@ -50,6 +53,7 @@ class InFlight:
         self._num_sent = [0] * num_replicas
         self._backlog_tokens = [0] * num_replicas
         self._num_reported = [0] * num_replicas
+        self.tenants = TenantLoads(num_replicas)
         # What the policy asks of all at once: kept, since each event changes one replica's.
         self.num_requests: Counts = np.zeros(num_replicas, np.int64)
         self.standing_costs: Counts = np.zeros(num_replicas, np.int64)
@@ -60,6 +64,7 @@ class InFlight:
         self._num_sent.append(0)
         self._backlog_tokens.append(0)
         self._num_reported.append(0)
+        self.tenants.add_replica()
         self.num_requests = np.append(self.num_requests, 0)
         self.standing_costs = np.append(self.standing_costs, 0)
 
@@ -82,6 +87,7 @@ class InFlight:
         hashes: Sequence[int],
         backlog_tokens: int,
         cached_units: int = 0,
+        tenant: str | None = None,
     ) -> None:
         """Note that a request was sent.
 
@@ -91,10 +97,13 @@ class InFlight:
             hashes: Of its prompt's units.
             backlog_tokens: Of its prompt, tokens to compute.
             cached_units: Of its units, those that need not be computed.
+            tenant: Whose it is; None: nobody's.
         """
         places = _marked(len(hashes))
         marks = [hashes[i] for i in places[bisect_left(places, cached_units) :]]
-        self._sent[request_id] = sent = Sent(rank, hashes, marks, backlog_tokens)
+        self._sent[request_id] = sent = Sent(rank, hashes, marks, backlog_tokens, tenant)
+        if tenant is not None:
+            self.tenants.add(tenant, rank, backlog_tokens)
         self._computing[rank][request_id] = sent
         holders, bit = self._holders, 1 << rank
         if holders.keys().isdisjoint(marks):
@@ -130,6 +139,8 @@ class InFlight:
         if sent is None or self._computing[sent.rank].pop(request_id, None) is None:
             return
         self._backlog_tokens[sent.rank] -= sent.backlog_tokens
+        if sent.tenant is not None:
+            self.tenants.note_computed(sent.tenant, sent.rank, sent.backlog_tokens)
         self._renew(sent.rank)
         holders, further, bit = self._holders, self._further, 1 << sent.rank
         for short in sent.marks:
@@ -153,6 +164,8 @@ class InFlight:
         if sent is None:
             return None
         self._num_sent[sent.rank] -= 1
+        if sent.tenant is not None:
+            self.tenants.remove(sent.tenant, sent.rank)
         self._renew(sent.rank)
         return sent.rank
 

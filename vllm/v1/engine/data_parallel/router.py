@@ -116,6 +116,7 @@ class Router:
             request.data_parallel_rank,
             kept,
             request.routing_key,
+            request.tenant,
         )
 
     def route_prompt(
@@ -126,6 +127,7 @@ class Router:
         wanted: int | None = None,
         kept_hashes: Sequence[int] = (),
         key: int | None = None,
+        tenant: str | None = None,
     ) -> int:
         """Return the rank that gets a prompt; see ``route``.
 
@@ -136,6 +138,7 @@ class Router:
             wanted: The rank that it must have; None: any.
             kept_hashes: Of its units, as tiers behind the caches name them.
             key: What related requests share, 64 bits; see ``policy``.
+            tenant: Whose it is, where replicas serve tenants in fair shares; None: nobody's.
         """
         with self._lock:
             cached = self._directory.find_cached_tokens(hashes, num_tokens)
@@ -147,7 +150,7 @@ class Router:
             if kept_hashes and self._kept is not None:
                 found = self._kept.find_cached_tokens(kept_hashes, num_tokens)
                 restorable = np.maximum(found * self._is_heard - soon, 0)
-            rank = self._choose(wanted, soon, num_tokens, restorable, key)
+            rank = self._choose(wanted, soon, num_tokens, restorable, key, tenant)
             predicted = int(cached[rank])
             if soon[rank] > predicted:
                 predicted = self._foretell(rank, hashes, num_tokens, predicted)
@@ -161,6 +164,7 @@ class Router:
                 hashes,
                 num_tokens - predicted,
                 int(cached[rank]) // self._settings.shape.unit,
+                tenant,
             )
             self._recent.add(rank, num_tokens - predicted)
         return rank
@@ -200,6 +204,7 @@ class Router:
         num_tokens: int,
         restorable: Counts | None,
         key: int | None,
+        tenant: str | None,
     ) -> int:
         if wanted is not None:
             if not self._serves[wanted]:
@@ -214,10 +219,13 @@ class Router:
             living = np.flatnonzero(self._serves)
             self._next += 1
             return int(living[(self._next - 1) % len(living)])
+        in_flight, standing = self._in_flight, self._in_flight.standing_costs
+        if tenant is not None:
+            standing = in_flight.tenants.find_standing_costs(tenant)
         loads = Loads(
             self._serves,
-            self._in_flight.num_requests,
-            self._in_flight.standing_costs,
+            in_flight.num_requests,
+            standing,
             self._unused_tokens,
             self._recent.tokens,
             self._recent.prices,

@@ -25,7 +25,7 @@ from vllm.v1.attention.ops.triton.launch import (
     rows_per_program,
 )
 from vllm.v1.attention.ops.triton.routing import Routing, choose_rows_per_block
-from vllm.v1.attention.ops.triton.small_floats import e2m1_value, power_of
+from vllm.v1.attention.ops.triton.small_floats import e2m1_value, e4m3_value, power_of
 
 _PANEL = tl.constexpr(PANEL)
 # Inputs of one step of the loop.
@@ -36,6 +36,8 @@ _CODES: dict[CodeKind, int] = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1
 # iq4's sixteen values as bytes, the first eight and the last, each as one signed number.
 _IQ4_LOW = tl.constexpr(0xF6EADDCFBFAD9881 - (1 << 64))
 _IQ4_HIGH = tl.constexpr(0x7159453526190D01)
+# What scales are read as.
+_NUMBER, _E8M0, _E4M3_IN_STEPS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _BYTE_MAX = tl.constexpr(127.0)
 _LEAST_PEAK = tl.constexpr(1e-30)
 # Adding and taking away 1.5 * 2^23 rounds to a whole number, ties to even.
@@ -76,13 +78,18 @@ def _read_numbers(
     num_groups,
     num_factors,
     FAN: tl.constexpr,
-    IS_E8M0: tl.constexpr,
+    FORM: tl.constexpr,
     HAS_FACTORS: tl.constexpr,
 ):
     """Returns the fp32 numbers [groups, 64] of some groups of a panel."""
     at = (panel * num_groups + group)[:, None] * _PANEL + lane[None, :]
-    if IS_E8M0:
+    if FORM == _E8M0:
         return power_of(tl.load(values + at, mask=mask, other=127))
+    if FORM == _E4M3_IN_STEPS:
+        bits = e4m3_value(tl.load(values + at, mask=mask, other=0)).to(tl.int32, bitcast=True)
+        step = tl.load(factors + panel * 8 + ((bits >> 20) & 7))
+        # What is left is the power of two, and the sign.
+        return step * ((bits >> 23) << 23).to(tl.float32, bitcast=True)
     number = tl.load(values + at, mask=mask, other=0).to(tl.float32)
     if HAS_FACTORS:
         at = (panel * num_factors + group // FAN)[:, None] * _PANEL + lane[None, :]
@@ -108,7 +115,7 @@ def _load_words(
     PER_WORD: tl.constexpr,
     GROUP_WORDS: tl.constexpr,
     SCALE_FAN: tl.constexpr,
-    SCALES_ARE_E8M0: tl.constexpr,
+    SCALE_FORM: tl.constexpr,
     HAS_SCALE_FACTORS: tl.constexpr,
     OFFSET_FAN: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
@@ -134,7 +141,7 @@ def _load_words(
         num_groups,
         num_scale_factors,
         SCALE_FAN,
-        SCALES_ARE_E8M0,
+        SCALE_FORM,
         HAS_SCALE_FACTORS,
     )
     offset = scale
@@ -149,7 +156,7 @@ def _load_words(
             num_groups,
             num_offset_factors,
             OFFSET_FAN,
-            False,
+            _NUMBER,
             HAS_OFFSET_FACTORS,
         )
     return values, scale, offset
@@ -176,19 +183,24 @@ class _Numbers:
     num_groups: int
     num_factors: int
     fan: int
-    is_e8m0: bool
+    form: int
     has_factors: bool
 
     @classmethod
     def of(cls, numbers: PanelNumbers) -> "_Numbers":
+        num_groups = numbers.values.shape[1]
+        if numbers.steps is not None:
+            # No card needs to know the type; steps stand where factors do.
+            codes = numbers.values.view(torch.uint8)
+            return cls(codes, numbers.steps, num_groups, 1, 1, _E4M3_IN_STEPS.value, False)
         factors = numbers.values if numbers.factors is None else numbers.factors
         return cls(
             numbers.values,
             factors,
-            numbers.values.shape[1],
+            num_groups,
             factors.shape[1],
             numbers.fan,
-            numbers.values.dtype == torch.uint8,
+            (_E8M0 if numbers.values.dtype == torch.uint8 else _NUMBER).value,
             numbers.factors is not None,
         )
 
@@ -215,7 +227,7 @@ def _take_apart(stack: PanelStack) -> tuple[tuple[torch.Tensor | int, ...], dict
         "PER_WORD": per_word,
         "GROUP_WORDS": max(1, stack.group // per_word),
         "SCALE_FAN": scales.fan,
-        "SCALES_ARE_E8M0": scales.is_e8m0,
+        "SCALE_FORM": scales.form,
         "HAS_SCALE_FACTORS": scales.has_factors,
         "OFFSET_FAN": offsets.fan,
         "HAS_OFFSETS": stack.offsets is not None,
@@ -341,7 +353,7 @@ def _panel_product_kernel(
     PER_WORD: tl.constexpr,
     GROUP_WORDS: tl.constexpr,
     SCALE_FAN: tl.constexpr,
-    SCALES_ARE_E8M0: tl.constexpr,
+    SCALE_FORM: tl.constexpr,
     HAS_SCALE_FACTORS: tl.constexpr,
     OFFSET_FAN: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
@@ -391,7 +403,7 @@ def _panel_product_kernel(
                 PER_WORD,
                 GROUP_WORDS,
                 SCALE_FAN,
-                SCALES_ARE_E8M0,
+                SCALE_FORM,
                 HAS_SCALE_FACTORS,
                 OFFSET_FAN,
                 HAS_OFFSETS,
@@ -554,7 +566,7 @@ def _panel_rows_kernel(
     PER_WORD: tl.constexpr,
     GROUP_WORDS: tl.constexpr,
     SCALE_FAN: tl.constexpr,
-    SCALES_ARE_E8M0: tl.constexpr,
+    SCALE_FORM: tl.constexpr,
     HAS_SCALE_FACTORS: tl.constexpr,
     OFFSET_FAN: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
@@ -585,7 +597,7 @@ def _panel_rows_kernel(
         PER_WORD,
         GROUP_WORDS,
         SCALE_FAN,
-        SCALES_ARE_E8M0,
+        SCALE_FORM,
         HAS_SCALE_FACTORS,
         OFFSET_FAN,
         HAS_OFFSETS,
