@@ -9,6 +9,8 @@ from typing import Any
 
 from vllm.cachelab.sim.settings import SimSettings
 from vllm.cachelab.trace.recorder import RecordedScheduler
+from vllm.cachelab.twin.exact import ExactTwin
+from vllm.cachelab.twin.trace_file import CacheTrace
 from vllm.config.observability import ObservabilityConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -232,3 +234,18 @@ class Script:
         while self.run.scheduler.has_unfinished_requests():
             self.run.step()
         return request_id
+
+
+def compare_told(trace: CacheTrace) -> dict[str, int]:
+    """Compare the twin with life, request by request; returns tokens by source and reason."""
+    result = ExactTwin(trace).run()
+    assert result.diverged_at is None
+    sums: dict[str, int] = {}
+    for number, request in trace.requests.items():
+        assert request.told is not None
+        stats = result.misses[number]
+        assert stats.hit_sources() == request.told.sources
+        assert stats.miss_tokens == request.told.misses
+        for name, tokens in (*request.told.sources.items(), *request.told.misses.items()):
+            sums[name] = sums.get(name, 0) + tokens
+    return sums

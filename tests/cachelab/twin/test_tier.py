@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.cachelab.twin.recorded_run import SMALL_LLAMA, compare_told, small_settings
 from vllm.cachelab.trace.events import DiskChange, DiskObject
-from vllm.cachelab.twin.exact import ExactTwin
+from vllm.cachelab.twin.rebuild import check_rebuilt, settings_of
 from vllm.cachelab.twin.tier import ReplayedStore, key_of
-from vllm.cachelab.twin.trace_file import CacheTrace, read_trace
+from vllm.cachelab.twin.trace_file import read_trace
+from vllm.distributed.kv_transfer.offloading.settings import read_settings
 from vllm.entrypoints.cli.main import main
-from vllm.exceptions import ConfigError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.cache_trace import _check_connector
+from vllm.v1.engine.cache_trace import make_header
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
@@ -82,21 +83,6 @@ def tiers(folder: Path, **extra: Any) -> dict[str, Any]:
     }
 
 
-def assert_equal(trace: CacheTrace) -> dict[str, int]:
-    """Compare the twin with life, request by request; returns tokens by source and reason."""
-    result = ExactTwin(trace).run()
-    assert result.diverged_at is None
-    sums: dict[str, int] = {}
-    for number, request in trace.requests.items():
-        assert request.told is not None
-        stats = result.misses[number]
-        assert stats.hit_sources() == request.told.sources
-        assert stats.miss_tokens == request.told.misses
-        for name, count in (*request.told.sources.items(), *request.told.misses.items()):
-            sums[name] = sums.get(name, 0) + count
-    return sums
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "more"),
@@ -116,7 +102,7 @@ def test_every_request_hits_what_it_hit(
     for life in ("first", "second"):
         path = tmp_path / life
         agents.live(6, cache_trace=str(path), **tiers(tmp_path, **extra), **more)
-        for name, count in assert_equal(read_trace(path, is_strict=True)).items():
+        for name, count in compare_told(read_trace(path, is_strict=True)).items():
             sums[name] = sums.get(name, 0) + count
     # A disk that hangs for a second is no fault of the twin's.
     from_tiers = sum(sums.get(name, 0) for name in ("disk", "host", "restore_failed"))
@@ -176,7 +162,20 @@ def test_a_replayed_disk_changes_between_the_questions_between_which_it_did() ->
     assert reservation is not None
 
 
-def test_a_disk_of_several_workers_is_not_recorded(tmp_path: Path) -> None:
-    config = EngineArgs(tensor_parallel_size=2, **tiers(tmp_path)).create_vllm_config()
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
-        _check_connector(config)
+def test_workers_share_pages_and_cores_share_host_memory(tmp_path: Path) -> None:
+    extra = tiers(tmp_path, cpu_bytes_to_use="4MiB")["kv_transfer_config"]
+    settings = small_settings(
+        hf_config=SMALL_LLAMA,
+        parallel={"tensor_parallel_size": 2, "data_parallel_size": 2},
+        tier={
+            "class": "vllm.cachelab.sim.tier:SimTier",
+            "extra": extra["kv_connector_extra_config"],
+        },
+    )
+    config = settings.make_config()
+    header = make_header(config, settings.make_plan(config))
+    # One of the two key heads, in fp32.
+    assert header.groups == [(32, 32 * 2 * 16 * 4)]
+    rebuilt = settings_of(header)
+    check_rebuilt(header, rebuilt)
+    assert read_settings(rebuilt.make_config()).host_bytes == 2 << 20

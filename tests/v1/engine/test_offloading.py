@@ -889,6 +889,7 @@ def test_other_weights_are_another_identity(tmp_path):
             {"prefix_cache_dir": "x", "prefix_cache_warm": -1},
             "=-1 is out of range",
         ),
+        ({"prefix_cache_dir": "a\0b"}, "holds a zero"),
         ({"kv_offloading_size": 0.0}, "GiB of host memory"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
         (

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +134,21 @@ def test_rows_that_cannot_be_read_are_computed(case, root, at, monkeypatch):
     stop(session)
 
 
-def test_a_request_that_ends_while_its_rows_come_leaves_nothing(case, root):
+def test_a_request_that_ends_while_its_rows_come_leaves_nothing(case, root, monkeypatch):
     session = begin(root, **case.arguments)
     drop_states(session)
+    read, has_ended = RowsFile.read, threading.Event()
+
+    def wait(self, extent, bounce=None):
+        assert has_ended.wait(60)
+        return read(self, extent, bounce)
+
+    monkeypatch.setattr(RowsFile, "read", wait)
     request_id = session.add(case.prompt, 4)
     session.step()
     assert tier_of(session)._row_loads.is_waited_for(request_id)
     session.core.abort_requests([request_id])
+    has_ended.set()
     while session.core.has_work() or tier_of(session)._row_loads.is_waited_for(request_id):
         session.step()
     check_free(session)

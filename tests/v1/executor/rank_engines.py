@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
+from vllm.distributed.kv_transfer.offloading.latched import LatchedKeeper
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -94,6 +95,9 @@ def _wait_open(connector: Any) -> None:
         return
     assert connector._tier is not None
     keeper = connector._tier.keeper
+    if isinstance(keeper, LatchedKeeper):
+        # It changes in steps alone.
+        keeper = keeper._keeper
     deadline = time.monotonic() + _OPEN_S
     while keeper is not None and keeper.is_opening:
         assert time.monotonic() < deadline

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cachelab.twin.recorded_run import compare_told
 from tests.model_executor.models.decoder.checkpoints import (
     VOCAB_SIZE,
     write_checkpoint,
@@ -25,6 +26,8 @@ from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.executor.rank_engines import LentRanks, run_engine
+from vllm.cachelab.twin.rebuild import check_rebuilt, environment_of, settings_of
+from vllm.cachelab.twin.trace_file import read_trace
 from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.messages import (
@@ -172,6 +175,7 @@ def test_an_error_keeps_its_class() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-v4", "qwen 3.5"])
 def test_a_tier_of_two_ranks(name: str, lend: Callable[[], LentRanks], tmp_path: Path) -> None:
+    """Each rank writes its rows, an object is there when both have; a record's twin agrees."""
     model = name
     if name in RECURRENT:
         model = str(tmp_path / "checkpoint")
@@ -184,10 +188,16 @@ def test_a_tier_of_two_ranks(name: str, lend: Callable[[], LentRanks], tmp_path:
     extra = {"secondary_tiers": [tier], "cpu_bytes_to_use": "16MiB", "always_restore": True}
     transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     transfer |= {"kv_connector_extra_config": {**extra, "warm": 0}}
-    # Each rank writes its rows; an object is there when both have.
+    record = tmp_path / "record"
+    arguments |= {"kv_transfer_config": transfer, "cache_trace": str(record)}
     for hits in ([0, 0], [288 if name in RECURRENT else 256, 128]):
-        found = run_engine(prompts, lend(), kv_transfer_config=transfer, **arguments)
+        found = run_engine(prompts, lend(), **arguments)
         assert found == (expected, hits)
+        trace = read_trace(record, is_strict=True)
+        with environment_of(trace.header):
+            check_rebuilt(trace.header, settings_of(trace.header))
+        sums = compare_told(trace)
+        assert sums.get("disk", 0) == sum(hits)
     assert len(list((tmp_path / "cache").glob("*/rows.*"))) == 2
 
 

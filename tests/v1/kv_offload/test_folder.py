@@ -322,3 +322,95 @@ def test_looking_at_a_folder_from_outside(tmp_path, capsys):
     assert [path.name for path in root.iterdir()] == ["LOCK"]
     with opened(root) as engine:
         assert engine.store.list_objects() == []
+
+
+@pytest.mark.parametrize("missing", ["rows.0", "index"])
+def test_an_identity_without_its_files_hides_no_other(tmp_path, capsys, missing):
+    root = tmp_path / "a b\udcff"
+    for name, count in (("a", 3), ("b", 2)):
+        with opened(root, name) as engine:
+            for number in range(count):
+                engine.write(number)
+    (root / identity_of("a").name / missing).unlink()
+    assert main(["cache", "ls", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert "2 row groups" in out
+    assert "damaged, files of" in out
+    assert main(["cache", "verify", str(root)]) == 1
+    assert "2 objects are whole, 1 are damaged" in capsys.readouterr().out
+    # It is no worker's.
+    (root / identity_of("b").name / "rows.old").write_text("x")
+    assert main(["cache", "verify", str(root)]) == 1
+    assert "2 objects are whole, 1 are damaged" in capsys.readouterr().out
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_clear_that_is_killed_is_finished_by_the_next(tmp_path, monkeypatch):
+    list_files, unlink, rmdir = Path.iterdir, os.unlink, os.rmdir
+    # A folder's order is the file system's.
+    monkeypatch.setattr(
+        Path,
+        "iterdir",
+        lambda self: iter(sorted(list_files(self), key=lambda entry: entry.name != "MARKER")),
+    )
+    left = 0
+
+    def die_in_time(call):
+        def act(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return call(*args, **kwargs)
+
+        return act
+
+    monkeypatch.setattr(os, "unlink", die_in_time(unlink))
+    monkeypatch.setattr(os, "rmdir", die_in_time(rmdir))
+    args = argparse.Namespace(folder=tmp_path / "cache")
+    for deaths in range(20):
+        left = 1000
+        with opened(args.folder) as engine:
+            engine.write(deaths)
+        left = deaths
+        try:
+            assert run_clear(args) == 0
+        except Killed:
+            left = 1000
+            assert run_clear(args) == 0
+        else:
+            break
+        assert [path.name for path in list_files(args.folder)] == ["LOCK"]
+    assert 3 <= deaths < 19
+
+
+def test_what_is_not_ours_stays_where_a_folder_is_cleared(tmp_path, capsys):
+    with opened(tmp_path / "cache") as engine:
+        engine.write(1)
+    (tmp_path / "cache" / "thesis.txt").write_text("x")
+    assert main(["cache", "clear", str(tmp_path / "cache")]) == 0
+    assert "thesis.txt" in capsys.readouterr().out
+    names = sorted(path.name for path in (tmp_path / "cache").iterdir())
+    assert names == ["LOCK", "thesis.txt"]
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "clear"])
+def test_a_folder_that_may_not_be_read_is_told(tmp_path, capsys, monkeypatch, command):
+    with opened(tmp_path / "cache"):
+        pass
+
+    def refuse(self):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert main(["cache", command, str(tmp_path / "cache")]) == 1
+    assert "run this as the user whose folder it is" in capsys.readouterr().err
+
+
+def test_a_link_that_leads_nowhere_is_no_folder_to_be_made(tmp_path):
+    (tmp_path / "cache").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FolderError, match="not a link"):
+        CacheFolder(tmp_path / "cache", LIMIT)

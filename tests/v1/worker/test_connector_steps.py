@@ -65,10 +65,11 @@ class RecordingConnector(KVConnectorBase_V1):
         self.calls.append("shutdown")
 
 
-def make_steps() -> tuple[ConnectorSteps, RecordingConnector]:
+def make_steps(*, acts_by_layer: bool = True) -> tuple[ConnectorSteps, RecordingConnector]:
     _, _, pool = make_runner(num_blocks=12)
     config = VllmConfig(kv_transfer_config=KVTransferConfig(kv_connector="Recording"))
     connector = RecordingConnector(config, KVConnectorRole.WORKER, kv_cache_config(12))
+    connector.acts_by_layer = acts_by_layer
     return ConnectorSteps(connector, pool.layers), connector
 
 
@@ -87,6 +88,15 @@ def test_a_step_loads_then_saves_and_reports() -> None:
     assert report.finished_recving == {"incoming"}
     assert report.invalid_block_ids == {9}
     assert not connector.has_connector_metadata()
+
+
+def test_a_connector_of_whole_prefixes_is_not_called_for_each_layer() -> None:
+    steps, connector = make_steps(acts_by_layer=False)
+    output = SchedulerOutput.make_empty()
+    output.kv_connector_metadata = Message()
+    steps.load(output)
+    assert steps.save(output) is not None
+    assert connector.calls == ["load", "saved"]
 
 
 def test_a_step_without_a_message_does_nothing() -> None:

@@ -13,6 +13,7 @@ from vllm.config.cache import CacheConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
+from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import read_interval
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
@@ -51,6 +52,7 @@ class SimSettings:
         speculative: Fields of ``SpeculativeConfig``; None: no drafter.
         tier: The tiers' connector here ("class", as module:name) and its settings ("extra"); None:
             there is nothing behind the pool.
+        parallel: Fields of ``ParallelConfig``: workers share the pages of a block, cores the tiers.
     """
 
     hf_config: Mapping[str, Any]
@@ -66,6 +68,7 @@ class SimSettings:
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     speculative: Mapping[str, Any] | None = None
     tier: Mapping[str, Any] | None = None
+    parallel: Mapping[str, Any] = field(default_factory=dict)
 
     def make_config(self) -> VllmConfig:
         """Return the configuration that a server of these settings has.
@@ -94,6 +97,7 @@ class SimSettings:
             scheduler_config=SchedulerConfig(
                 max_model_len=self.max_model_len, **dict(self.scheduler)
             ),
+            parallel_config=ParallelConfig(**dict(self.parallel)),
             speculative_config=None if speculative is None else SpeculativeConfig(**speculative),
             observability_config=ObservabilityConfig(log_stats=False),
             kv_transfer_config=None if self.tier is None else _make_transfer(self.tier),
@@ -109,15 +113,17 @@ class SimSettings:
         dtype, speculative = _DTYPES.get(self.dtype), config.speculative_config
         if dtype is None:
             raise ConfigError(f"dtype {self.dtype!r} is unknown: use {', '.join(_DTYPES)}.")
+        num_ranks = config.parallel_config.tensor_parallel_size
+        parsed = entry.parse_config(config.model_config.hf_config).for_drafts(
+            speculative is not None and speculative.method == "mtp"
+        )
         specs = entry.load_kv_cache_specs()(
-            entry.parse_config(config.model_config.hf_config).for_drafts(
-                speculative is not None and speculative.method == "mtp"
-            ),
+            entry.cut_config(parsed, num_ranks),
             self.block_size,
             resolve_cache_dtype(self.cache_dtype, dtype),
             torch.float32,
         )
-        plan = plan_kv_cache(config, [specs], [self.pool_bytes])
+        plan = plan_kv_cache(config, [specs] * num_ranks, [self.pool_bytes] * num_ranks)
         geometry = CacheGeometry.from_config(plan.scheduler_config)
         if geometry.windows:
             # Refused here, by name, and not in the middle of a grid.

@@ -35,6 +35,7 @@ class Header(msgspec.Struct, kw_only=True):
         max_model_len: Longest request.
         tier: Settings of the tiers behind the pool ("extra": the connector's, without the folder's
             name) and "unix_s", when the record began; None: there are none.
+        parallel: Fields of the parallel configuration that decide about sizes.
         part: Number of the file, from 0; a part above 0 goes on where the one before was full.
     """
 
@@ -51,6 +52,7 @@ class Header(msgspec.Struct, kw_only=True):
     max_model_len: int
     part: int = 0
     tier: dict[str, Any] | None = None
+    parallel: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Units(msgspec.Struct, array_like=True):

@@ -227,9 +227,12 @@ class CacheRecorder:
         step = self._step
         assert step is not None
         step.arrived_us = self.tick()
-        if output is None or not isinstance(output.kv_connector_worker_meta, OffloadReport):
+        if output is None:
             return
         report = output.kv_connector_worker_meta
+        if not isinstance(report, OffloadReport):
+            # A step after which workers have nothing to tell.
+            report = OffloadReport()
         told = TierReport(
             list(output.finished_recving or ()),
             list(output.failed_recving),

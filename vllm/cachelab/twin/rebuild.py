@@ -43,6 +43,7 @@ def settings_of(header: Header, *, is_recorded: bool = False) -> SimSettings:
         scheduler=header.scheduler,
         speculative=header.speculative,
         tier=tier,
+        parallel=header.parallel,
     )
 
 

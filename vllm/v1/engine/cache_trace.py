@@ -22,6 +22,8 @@ from vllm.version import __version__
 logger = init_logger(__name__)
 
 _ENVIRONMENT = ("VLLM_PIN_SWA_TOKENS", "VLLM_PIN_MIN_DROP_SIZE", "VLLM_PIN_MAX_SHARE")
+# Workers share the pages of a block, cores the limits of the tiers.
+_PARALLEL = ("tensor_parallel_size", "data_parallel_size")
 _SPECULATIVE = ("model", "num_speculative_tokens", "method", "stale_row")
 # Of config.json; what else is there may be long, and says nothing about the cache.
 _MAX_VALUE_CHARS = 4096
@@ -76,12 +78,6 @@ def _check_connector(vllm_config: VllmConfig) -> None:
             f"cache_trace does not record what {transfer.kv_connector} loads from other engines: "
             "leave one of them out."
         )
-    num_workers = vllm_config.parallel_config.tensor_parallel_size
-    if num_workers > 1:
-        raise ConfigError(
-            f"cache_trace records a cache folder or host memory of one worker, and "
-            f"tensor_parallel_size is {num_workers}: leave one of them out."
-        )
 
 
 def _tier_fields(vllm_config: VllmConfig) -> dict[str, Any] | None:
@@ -133,6 +129,7 @@ def make_header(vllm_config: VllmConfig, plan: KVCachePlan) -> Header:
         hash_unit=plan.unit,
         max_model_len=vllm_config.model_config.max_model_len,
         tier=_tier_fields(vllm_config),
+        parallel={name: getattr(vllm_config.parallel_config, name) for name in _PARALLEL},
     )
 
 

@@ -208,6 +208,9 @@ class CacheFolder:
             ) from error
 
     def _enter(self) -> None:
+        if self.root.is_symlink():
+            # One that leads nowhere is no folder to be made.
+            check_private(self.root)
         if not self.read_only:
             if _is_core(self.root.name):
                 self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -456,16 +459,29 @@ class CacheFolder:
                 found.append((entry.name, read_meta(entry) or FolderMeta()))
         return found
 
-    def remove_all(self) -> None:
-        """Remove everything but the lock: nothing that was written can be found any more."""
-        for entry in self.root.iterdir():
-            if entry.name == _LOCK or _is_core(entry.name):
+    def remove_all(self) -> list[str]:
+        """Remove everything of ours but the lock: nothing that was written can be found any more.
+
+        The marker goes last: whoever is killed before finds the rest, and removes it, by calling
+        this again.
+
+        Returns:
+            Names of what is not ours, which stays.
+
+        Raises:
+            OSError: Something cannot be removed.
+        """
+        names = [entry.name for entry in self.root.iterdir()]
+        for name in sorted(names, key=lambda name: name == _MARKER):
+            if name == _LOCK or _is_core(name) or not _is_ours(name):
                 continue
+            entry = self.root / name
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
         self._files.sync_folder(self.root)
+        return sorted(name for name in names if not _is_ours(name))
 
     def close(self) -> None:
         """Close all files and let go of the folder; idempotent."""

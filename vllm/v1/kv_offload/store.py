@@ -304,6 +304,11 @@ class ObjectStore:
             self._note_asked()
             return key in self._ghosts
 
+    @property
+    def has_removed(self) -> bool:
+        """Whether ``take_removed`` has names to tell."""
+        return bool(self._removed)
+
     def take_removed(self) -> list[ObjectKey]:
         """Drain the names of what can be found no more."""
         with self._lock:

@@ -27,7 +27,9 @@ class ConnectorSteps:
 
     def __init__(self, connector: KVConnectorBase_V1, layers: Mapping[str, torch.Tensor]) -> None:
         self._connector = connector
-        self._layers = layers
+        # One that moves whole prefixes has nothing to do for each of hundreds of caches a step.
+        self._saved = layers if connector.acts_by_layer else {}
+        self._all_layers = layers
         connector.register_kv_caches(dict(layers))
 
     def load(self, output: SchedulerOutput) -> None:
@@ -35,8 +37,8 @@ class ConnectorSteps:
         if output.kv_connector_metadata is None:
             return
         self._connector.bind_connector_metadata(output.kv_connector_metadata)
-        self._connector.start_load_kv(self._layers)
-        for name in self._layers:
+        self._connector.start_load_kv(self._all_layers)
+        for name in self._saved:
             self._connector.wait_for_layer_load(name)
 
     def save(self, output: SchedulerOutput) -> KVConnectorOutput | None:
@@ -44,7 +46,7 @@ class ConnectorSteps:
         connector = self._connector
         if not connector.has_connector_metadata():
             return None
-        for name, layer in self._layers.items():
+        for name, layer in self._saved.items():
             connector.save_kv_layer(name, layer, None)
         connector.wait_for_save()
         sent, received = connector.get_finished(output.finished_req_ids)

@@ -53,6 +53,26 @@ def test_bytes_are_of_all_workers() -> None:
     assert nothing == TierView("ready", 10, 0, 0, {}, 0, 0, 0, 0)
 
 
+def test_nothing_is_told_of_a_step_in_which_nothing_happened() -> None:
+    counts, done = TierCounts(), StoreCounts()
+    disk = store(counts=done)
+    assert counts.take({"host": None, "disk": disk}) is not None
+    assert counts.take({"host": None, "disk": disk}) is None
+    # What only the tier itself says: an entry more, a smaller one.
+    done.committed += 1
+    report = counts.take({"host": None, "disk": disk})
+    assert report is not None
+    assert report.stores == {"stored": 1}
+    disk.live_bytes += 1
+    assert counts.take({"host": None, "disk": disk}) is not None
+    counts.note_moves(OffloadReport())
+    assert counts.take({"host": None, "disk": disk}) is None
+    counts.note_moves(OffloadReport(wrote={"disk": Moved(1, 0.5)}))
+    assert counts.take({"host": None, "disk": disk}) is not None
+    counts.look({"host": None, "disk": disk})
+    assert counts.take({"host": None, "disk": disk}) is not None
+
+
 def test_looking_takes_nothing_from_a_report() -> None:
     """The same counts with looks in between and without, and their sums since the start."""
     told: dict[bool, list[Any]] = {False: [], True: []}

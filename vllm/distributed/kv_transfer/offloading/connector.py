@@ -183,6 +183,7 @@ class OffloadingConnector(BesideStepsConnector):
         """Take what the workers report."""
         tier = self._keeps
         report = connector_output.kv_connector_worker_meta
+        tier.note_step_end()
         if isinstance(report, OffloadReport):
             tier.take_report(report)
         if self._wake is not None and _has_news(connector_output):
@@ -270,8 +271,8 @@ class OffloadingConnector(BesideStepsConnector):
         """Copy what the step orders to be written: the next step may change it."""
         self._loader.take_rows(self._get_orders())
 
-    def build_connector_worker_meta(self) -> OffloadReport:
-        """Return what was written, and what was wrong."""
+    def build_connector_worker_meta(self) -> OffloadReport | None:
+        """Return what was written, and what was wrong; None: nothing."""
         return self._loader.take_report()
 
     def bind_wake(self, wake: Callable[[], None]) -> bool:

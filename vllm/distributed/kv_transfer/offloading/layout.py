@@ -83,8 +83,16 @@ class ObjectLayout:
                 total += (region.end - region.first) * layer.num_rows // size * layer.row_bytes
         return total
 
+    @cached_property
+    def _group_bytes(self) -> int:
+        """Bytes of a row group, wherever it stands: it holds whole rows of all layers."""
+        return self.count_bytes(self.list_object(ObjectKind.ROWS, 0, self.group_tokens))
+
     def object_bytes(self, kind: ObjectKind, first: int, end: int) -> int:
         """Return the bytes of an object."""
+        if kind is ObjectKind.ROWS and end - first == self.group_tokens:
+            # Asked of every group of a prompt whenever that is looked up.
+            return self._group_bytes
         return self.count_bytes(self.list_object(kind, first, end))
 
     def usual_bytes(self) -> list[int]:

@@ -49,7 +49,9 @@ class TierCounts:
     # What a look found that no report has told yet.
     _untold: OffloadStats | None = None
     _moves: OffloadReport = field(default_factory=OffloadReport)
-    _last: dict[str, tuple[StoreCounts, int]] = field(default_factory=dict)
+    _last: dict[str, StoreCounts] = field(default_factory=dict)
+    # What the tiers did and held at the last look.
+    _known: list[tuple[int, ...]] = field(default_factory=list)
 
     def note_lookup(self, found: Restorable) -> None:
         """Count the objects of a prefix that is brought back."""
@@ -61,16 +63,28 @@ class TierCounts:
 
     def note_moves(self, report: OffloadReport) -> None:
         """Count bytes and times."""
+        if not (report.read or report.wrote):
+            return
         self._moves = self._moves.aggregate(OffloadReport(read=report.read, wrote=report.wrote))
 
-    def take(self, stores: Mapping[str, ObjectStore | None]) -> OffloadStats:
-        """Drain the counts for a report, and add what the tiers hold."""
+    def take(self, stores: Mapping[str, ObjectStore | None]) -> OffloadStats | None:
+        """Drain the counts for a report, and add what the tiers hold; None: nothing happened."""
+        if self._untold is None and not self._has_news(stores):
+            return None
         stats, untold = self._collect(stores), self._untold
         if untold is None:
             return stats
         self._untold = None
         untold.add(stats)
         return untold
+
+    def _has_news(self, stores: Mapping[str, ObjectStore | None]) -> bool:
+        """Whether something was counted, or the tiers hold something else: asked every step."""
+        if self.stores or self.restores or self.hits or self.queries:
+            return True
+        if self.num_corrupt or self.num_backpressure or self._moves.read or self._moves.wrote:
+            return True
+        return self._known != _describe(stores)
 
     def look(self, stores: Mapping[str, ObjectStore | None]) -> OffloadStats:
         """Return the sums since the start; the next report tells the same as without this."""
@@ -84,19 +98,17 @@ class TierCounts:
         """Drain the counts into the sums; returns what they were."""
         self.stores["dropped"] += self.num_backpressure
         stats = OffloadStats(num_corrupt=self.num_corrupt)
+        self._known = _describe(stores)
         for name, store in stores.items():
             if store is None:
                 continue
-            counts, last = store.counts, self._last.get(name, (StoreCounts(), 0))[0]
+            counts, last = store.counts, self._last.get(name, StoreCounts())
             if name == "disk" or len([s for s in stores.values() if s is not None]) == 1:
                 self.stores["stored"] += counts.committed - last.committed
                 self.stores["failed"] += counts.failed - last.failed
             self.stores["evicted"] += counts.evicted - last.evicted
-            self._last[name] = (
-                StoreCounts(
-                    committed=counts.committed, failed=counts.failed, evicted=counts.evicted
-                ),
-                0,
+            self._last[name] = StoreCounts(
+                committed=counts.committed, failed=counts.failed, evicted=counts.evicted
             )
             stats.capacity_bytes[name] = store.capacity_bytes
             stats.used_bytes[name] = store.used_bytes
@@ -116,6 +128,22 @@ class TierCounts:
         self._moves = OffloadReport()
         self.totals.add(stats)
         return stats
+
+
+def _describe(stores: Mapping[str, ObjectStore | None]) -> list[tuple[int, ...]]:
+    """Return numbers that change with whatever a report tells of the tiers themselves."""
+    return [
+        (
+            store.counts.committed,
+            store.counts.failed,
+            store.counts.evicted,
+            store.capacity_bytes,
+            store.used_bytes,
+            store.live_bytes,
+        )
+        for store in stores.values()
+        if store is not None
+    ]
 
 
 class TierEvents:

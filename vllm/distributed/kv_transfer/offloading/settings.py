@@ -198,6 +198,8 @@ def _read_tier(tier: dict[str, Any]) -> tuple[Path, int | None]:
     root = tier.get("root_dir", tier.get("disk_path"))
     if not isinstance(root, str) or not root:
         raise ConfigError(f"{_NAME} needs a root_dir in its secondary tier: name a folder.")
+    if "\0" in root:
+        raise ConfigError(f"{_NAME} root_dir={root!r} is no name of a folder: it holds a zero.")
     said = "max_size" if "max_size" in tier else "disk_capacity_bytes"
     folder = Path(os.path.abspath(os.path.expanduser(root)))
     return folder, _size(tier, said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
@@ -496,8 +497,9 @@ class Tier:
             self._knows_size = True
             assert self.keeper is not None
             self._gate.begin(self.keeper.max_bytes, store.opened_bytes * self._num_workers)
-        self.counts.stores["unproven"] += self._gate.num_unproven
-        self._gate.num_unproven = 0
+        if self._gate.num_unproven:
+            self.counts.stores["unproven"] += self._gate.num_unproven
+            self._gate.num_unproven = 0
         self.counts.num_backpressure += self._gate.num_dropped
         self._gate.num_dropped = 0
         waiting = self._gate.ready
@@ -585,7 +587,6 @@ class Tier:
 
     def take_report(self, report: OffloadReport) -> None:
         """Take what the workers did."""
-        self._note_step_end()
         for counts in (report.written, report.unwritten):
             for sequence, count in counts.items():
                 self._ended[sequence] = self._ended.get(sequence, 0) + count
@@ -670,11 +671,11 @@ class Tier:
     def take_events(self) -> list[AnyKVCacheEvent]:
         """Drain the KV events of both tiers."""
         for store, medium in ((self.host, MEDIUM_CPU), (self.store, MEDIUM_STORAGE)):
-            if store is not None:
+            if store is not None and store.has_removed:
                 removed = store.take_removed()
                 self._events.removed(removed, medium)
                 self._news.removed(removed, medium)
-        if self.keeper is not None:
+        if self.keeper is not None and self.keeper.has_committed:
             stored = self.keeper.take_committed()
             self._events.stored(stored, MEDIUM_STORAGE)
             self._news.stored(stored, MEDIUM_STORAGE)
@@ -685,7 +686,7 @@ class Tier:
         return self._news.take()
 
     def take_stats(self) -> OffloadStats | None:
-        """Return what happened since the last call, and what the tiers hold."""
+        """Return what happened since the last call, and what the tiers hold; None: nothing."""
         return self.counts.take({"host": self.host, "disk": self.store})
 
     def view(self) -> TiersView:
@@ -732,12 +733,14 @@ class Tier:
         if not counts:
             return
         longest = max(counts, key=lambda name: counts[name])
-        known = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
-        known.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        self._step = (self._clock(), known.get(longest, 0), sum(counts.values()))
+        begun = ((data.req_id, data.num_computed_tokens) for data in output.scheduled_new_reqs)
+        known = chain(begun, zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        context = next((count for name, count in known if name == longest), 0)
+        self._step = (self._clock(), context, sum(counts.values()))
 
-    def _note_step_end(self) -> None:
+    def note_step_end(self) -> None:
+        """Take note that a step's results are here."""
         if self._step is not None:
             started, context, num_tokens = self._step
             self._get_rates().note_step(context, num_tokens, self._clock() - started)

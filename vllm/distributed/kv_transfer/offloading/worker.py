@@ -158,7 +158,7 @@ class OffloadWorker:
             queue.SimpleQueue()
         )
         self._lock = threading.Lock()
-        self._report = OffloadReport()
+        self._report: OffloadReport | None = None
         self._wake: Callable[[], None] = _let_sleep
         self._threads = [
             threading.Thread(target=self._write_all, name="prefix-cache-writer", daemon=True),
@@ -242,8 +242,12 @@ class OffloadWorker:
             report = OffloadReport(unwritten=refused)
             if wrote.num_bytes:
                 report.wrote[HOST] = wrote
-            with self._lock:
-                self._report = self._report.aggregate(report)
+            self._tell(report)
+
+    def _tell(self, report: OffloadReport) -> None:
+        """Keep what the scheduler's side must hear after a step."""
+        with self._lock:
+            self._report = report if self._report is None else self._report.aggregate(report)
 
     def _gather(self, order: WriteOrder) -> bytearray | memoryview | None:
         """Return an object's bytes; None: host memory does not hold what it should."""
@@ -271,8 +275,7 @@ class OffloadWorker:
             if not restore.is_over:
                 continue
             del self._restores[request_id]
-            with self._lock:
-                self._note_end(request_id, restore)
+            self._tell(_describe_end(request_id, restore))
             if restore.failure is None:
                 received.add(request_id)
             else:
@@ -280,29 +283,17 @@ class OffloadWorker:
                 self._failed.add(request_id)
         return received
 
-    def _note_end(self, request_id: str, restore: _Restore) -> None:
-        report = self._report
-        if restore.failure is None:
-            # What came from two tiers counts for the slower: the time is nearly all its own.
-            tier = DISK if DISK in restore.num_bytes else HOST
-            num_bytes = restore.num_bytes.get(tier, 0)
-            report.read.setdefault(tier, Moved()).add(num_bytes, restore.seconds)
-        elif restore.corrupt is not None:
-            report.corrupt |= {restore.corrupt}
-            report.failures[request_id] = CORRUPT
-        else:
-            report.failures[request_id] = RESTORE_FAILED
-            report.num_failed_reads += restore.is_of_disk
-
     def take_failed(self) -> set[str]:
         """Drain the requests whose prefixes did not come."""
         failed, self._failed = self._failed, set()
         return failed
 
-    def take_report(self) -> OffloadReport:
-        """Drain what the scheduler's side must know."""
+    def take_report(self) -> OffloadReport | None:
+        """Drain what the scheduler's side must know; None: nothing."""
+        if self._report is None:
+            return None
         with self._lock:
-            report, self._report = self._report, OffloadReport()
+            report, self._report = self._report, None
         return report
 
     def shutdown(self) -> None:
@@ -373,15 +364,14 @@ class OffloadWorker:
             logger.exception("The writer of the prefix cache failed unexpectedly.")
             unsynced = frozenset(extent.sequence for extent, _ in batch)
             unwritten, written = list(unsynced), []
-        with self._lock:
-            self._report = self._report.aggregate(
-                OffloadReport(
-                    dict.fromkeys(written, 1),
-                    dict.fromkeys(unwritten, 1),
-                    unsynced,
-                    wrote={DISK: Moved(num_bytes, time.thread_time() - before)},
-                )
+        self._tell(
+            OffloadReport(
+                dict.fromkeys(written, 1),
+                dict.fromkeys(unwritten, 1),
+                unsynced,
+                wrote={DISK: Moved(num_bytes, time.thread_time() - before)},
             )
+        )
 
     # ---- the readers -------------------------------------------------------------------------
 
@@ -416,6 +406,19 @@ class OffloadWorker:
         finally:
             restore.end_write()
         restore.note_done(HOST if target.is_host else DISK, len(data))
+
+
+def _describe_end(request_id: str, restore: _Restore) -> OffloadReport:
+    """Return what is told of a restore that is over."""
+    if restore.failure is None:
+        # What came from two tiers counts for the slower: the time is nearly all its own.
+        tier = DISK if DISK in restore.num_bytes else HOST
+        return OffloadReport(read={tier: Moved(restore.num_bytes.get(tier, 0), restore.seconds)})
+    if restore.corrupt is not None:
+        corrupt = frozenset((restore.corrupt,))
+        return OffloadReport(corrupt=corrupt, failures={request_id: CORRUPT})
+    failures = {request_id: RESTORE_FAILED}
+    return OffloadReport(failures=failures, num_failed_reads=int(restore.is_of_disk))
 
 
 def _let_sleep() -> None:

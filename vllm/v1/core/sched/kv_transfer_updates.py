@@ -61,6 +61,8 @@ class KVTransferUpdates:
         Nothing of it was published, and the connector writes it no more.
         """
         request_ids, connector = output.failed_recving, self.held.connector
+        if not request_ids:
+            return
         requests = self.held.requests
         failed = [r for r in requests.find_loading() if r.request_id in request_ids]
         for request in failed:
@@ -89,6 +91,8 @@ class KVTransferUpdates:
         Returns:
             Running requests whose tokens of this step are void.
         """
+        if not block_ids:
+            return set()
         requests = self.held.requests
         bad_waiting = self._first_bad_tokens(requests.find_loading(), block_ids)
         bad_running = self._first_bad_tokens(requests.running, block_ids)

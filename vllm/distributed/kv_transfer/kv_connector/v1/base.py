@@ -230,8 +230,13 @@ class SchedulerSide(ABC):
 
 
 class WorkerSide(ABC):
-    """What a worker asks of a connector; one step's message is bound at a time."""
+    """What a worker asks of a connector; one step's message is bound at a time.
 
+    Attributes:
+        acts_by_layer: Whether a step's layers are waited for and saved one by one.
+    """
+
+    acts_by_layer: bool = True
     _connector_metadata: KVConnectorMetadata | None = None
     _rank: int = 0
 

@@ -29,6 +29,7 @@ class BesideStepsConnector(KVConnectorBase_V1, SupportsHMA):
     """Moves prefixes of hybrid caches whole, while steps run: no layer of a step waits for it."""
 
     moves_checkpoints = True
+    acts_by_layer = False
 
     @property
     @abstractmethod

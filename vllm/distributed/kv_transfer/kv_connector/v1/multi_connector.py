@@ -83,6 +83,7 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):
             KVConnectorFactory.create_connector(config, role, kv_cache_config)
             for config in _split(vllm_config)
         ]
+        self.acts_by_layer = any(part.acts_by_layer for part in self._parts)
         self.drain_timeout_s = max(part.drain_timeout_s for part in self._parts)
         self._offers: dict[str, int] = {}
         self._loads: dict[str, int] = {}
