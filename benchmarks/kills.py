@@ -5,10 +5,11 @@
 An engine with a prefix cache on disk computes prompts while SIGKILL comes at a random moment; the
 next one starts over the same folder. Every start must succeed, every answer must be that of an
 engine without a folder, and every object that was acknowledged before the kill must be there after
-it (the folder is large enough that none is given up) and whole in the end. Engines are forked from
-one process that has imported everything, so that a life takes a second; of servers each start is
-whole. One kill in five comes while the engine starts. Stops at the first fault and leaves the
-folder; the same command goes on with a folder where it was stopped.
+it (the folder is large enough that none is given up) and whole in the end. Every fifth life brings
+prompts that the folder does not know, so that kills meet writes from the first to the last. Engines
+are forked from one process that has imported everything, so that a life takes a second; of servers
+each start is whole. One kill in five comes while the engine starts. Stops at the first fault and
+leaves the folder; the same command goes on with a folder where it was stopped.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_offload.store import ObjectStore
 
-_SIZE = "256MiB"
+_SIZE = "4GiB"
 _NUM_PROMPTS = 40
+# Lives that share their prompts: in the first of them most is written, in the others most is read.
+_LIVES_PER_SET = 5
 _MAX_TOKENS = 6
 _MAX_LIFE_S = 2.0
 # Kills that come before the engine has opened its folder, or as it does.
@@ -58,7 +61,7 @@ class KilledError(Exception):
     """A fault that kills brought to light."""
 
 
-def make_prompts(seed: int) -> list[list[int]]:
+def make_prompts(seed: int | str) -> list[list[int]]:
     """Return prompts of many lengths; half of them share beginnings."""
     rng = random.Random(seed)
     heads = [[rng.randrange(10, 1000) for _ in range(400)] for _ in range(3)]
@@ -100,7 +103,7 @@ def live(folder: Path | None, prompts: list[list[int]], order: list[int], out: I
         while (store := store_of(engine)) is None or not store.is_ready:
             time.sleep(0.001)
         _tell(out, {"there": list_keys(store)})
-    waiting, told = list(order), -1
+    waiting, told, num_committed = list(order), set[str](), -1
     while waiting or engine.has_unfinished_requests():
         while waiting and engine.get_num_unfinished_requests() < 3:
             index = waiting.pop(0)
@@ -111,9 +114,11 @@ def live(folder: Path | None, prompts: list[list[int]], order: list[int], out: I
                 ids = list(output.outputs[0].token_ids)
                 _tell(out, {"answer": [int(output.request_id), ids, output.num_cached_tokens]})
         store = store_of(engine)
-        if store is not None and store.counts.committed != told:
-            told = store.counts.committed
-            _tell(out, {"kept": list_keys(store)})
+        if store is not None and store.counts.committed != num_committed:
+            num_committed = store.counts.committed
+            now = set(list_keys(store))
+            _tell(out, {"kept": sorted(now - told)})
+            told |= now
     engine.shutdown()
 
 
@@ -163,6 +168,7 @@ class Tally:
         engines: Counts of killed engines.
         servers: Counts of killed servers.
         kept: Names of all objects that were ever acknowledged.
+        set_number: Which prompts `expected` is about.
         expected: What an engine without a folder answers, by prompt.
         served: What servers answered, by prompt.
     """
@@ -170,6 +176,7 @@ class Tally:
     engines: Counter[str] = field(default_factory=Counter)
     servers: Counter[str] = field(default_factory=Counter)
     kept: set[str] = field(default_factory=set)
+    set_number: int = -1
     expected: dict[int, list[int]] = field(default_factory=dict)
     served: dict[int, str] = field(default_factory=dict)
 
@@ -183,6 +190,7 @@ class Tally:
             Counter(said["engines"]),
             Counter(said["servers"]),
             set(said["kept"]),
+            said["set_number"],
             {int(index): ids for index, ids in said["expected"].items()},
             {int(index): text for index, text in said["served"].items()},
         )
@@ -201,16 +209,18 @@ def kill_engines(folder: Path, num_kills: int, seconds: float, seed: int, path: 
         KilledError: Something was lost, or an answer is another.
     """
     tally = Tally.load(path)
-    prompts = make_prompts(seed)
-    if not tally.expected:
-        with forked(None, prompts, list(range(_NUM_PROMPTS))) as (_, lines):
-            tally.expected = {t["answer"][0]: t["answer"][1] for t in read_told(lines)}
-    if len(tally.expected) != _NUM_PROMPTS:
-        raise KilledError("the engine without a folder did not answer all prompts")
     deadline = time.monotonic() + seconds
     for number in tqdm(range(tally.engines["kills"], num_kills)):
         if time.monotonic() > deadline:
             break
+        set_number = number // _LIVES_PER_SET
+        prompts = make_prompts(f"{seed} {set_number}")
+        if tally.set_number != set_number:
+            with forked(None, prompts, list(range(_NUM_PROMPTS))) as (_, lines):
+                tally.expected = {t["answer"][0]: t["answer"][1] for t in read_told(lines)}
+            if len(tally.expected) != _NUM_PROMPTS:
+                raise KilledError("the engine without a folder did not answer all prompts")
+            tally.set_number = set_number
         _kill_engine(folder, prompts, random.Random(f"{seed} {number}"), tally)
         tally.engines["kills"] += 1
         tally.save(path)
@@ -239,7 +249,7 @@ def _kill_engine(folder: Path, prompts: list[list[int]], rng: random.Random, tal
         tally.engines["checked"] += len(tally.kept)
         for told in read_told(lines):
             if "kept" in told:
-                now = set(told["kept"])
+                now |= set(told["kept"])
             else:
                 index, ids, num_cached = told["answer"]
                 tally.engines["answers"] += 1

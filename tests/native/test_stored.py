@@ -115,7 +115,12 @@ def test_a_stored_model_is_its_decoded_twin(spelling: Spelling, tmp_path: Path) 
     twin = fill_plain(raw, decode_plainly(read_all(folder), spelling))
     token_ids = random_tokens(150, 11)
     whole = PagedHarness(twin, native=1).run(token_ids, [150])
+    alone: torch.Tensor | None = None
     for threads, chunks in ((1, [150]), (2, [131, 1, 1, 12, 5])):
         harness = PagedHarness(stored, native=threads)
         assert harness.steps.model is not stored, "torch ran it"
-        assert torch.equal(harness.run(token_ids, chunks), whole)
+        output = harness.run(token_ids, chunks)
+        # Panels add in another order than plain rows; the values are the same.
+        torch.testing.assert_close(output, whole, atol=1e-4, rtol=1e-4)
+        assert alone is None or torch.equal(output, alone)
+        alone = output

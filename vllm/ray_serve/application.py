@@ -104,5 +104,8 @@ def _number(args: FleetArgs) -> dict[str, Any]:
             "initial_replicas": args.replicas,
             "max_replicas": args.most,
             "policy": policy,
+            # Serve would wait by itself, half a minute and ten minutes; the policy knows how long.
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": 0.0,
         }
     }

@@ -18,7 +18,11 @@ from tests.model_executor.published import (
     write_published,
 )
 from vllm.assets.published_spelling import Spelling
+from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
+from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
+from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.v1.attention.ops.stored import PANEL
 
 RAW: dict[str, Any] = tiny_config(num_nextn_predict_layers=1)
 SPELLINGS = {
@@ -42,11 +46,23 @@ def published(spelling: Spelling, tmp_path_factory: pytest.TempPathFactory) -> P
     return write_published(RAW, tmp_path_factory.mktemp("quantised"), spelling)
 
 
+def packed_matrices(model: DeepseekV4ForCausalLM) -> list[PackingStorage]:
+    """Returns the matrices that lie in panels."""
+    linears = [m for m in model.modules() if isinstance(m, ReplicatedLinear | StoredLinear)]
+    sources = [rows for layer in linears if (rows := layer.find_rows()) is not None]
+    leaves = [leaf for rows in sources for leaf in rows.leaves()]
+    for module in model.modules():
+        leaves += [
+            s for e in vars(module).values() if isinstance(e, StoredExperts) for s in e.storages()
+        ]
+    return [leaf for leaf in leaves if isinstance(leaf, PackingStorage)]
+
+
 def resident_bytes(model: DeepseekV4ForCausalLM) -> int:
     """Returns the bytes of everything a model holds, each piece of memory once."""
     held = [*model.weight_slots().values(), *model.parameters(), *model.buffers()]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
-    return sum(storages.values())
+    return sum(storages.values()) + sum(own.packed.nbytes for own in packed_matrices(model))
 
 
 def run_all(model: DeepseekV4ForCausalLM, chunks: list[int]) -> torch.Tensor:
@@ -70,8 +86,24 @@ def test_logits_are_the_twins_bit_for_bit(published: Path, spelling: Spelling) -
 
 def test_it_takes_the_memory_of_its_file(published: Path) -> None:
     assert len(list(published.glob("*.safetensors"))) > 3
-    stored = sum(tensor.nbytes for tensor in read_all(published).values())
-    assert 0.99 * stored < resident_bytes(load_stored(published)) < 1.05 * stored
+    tensors = read_all(published)
+    stored = sum(tensor.nbytes for tensor in tensors.values())
+    is_coded = {name: name.endswith(".scale") or t.itemsize == 1 for name, t in tensors.items()}
+    plain = sum(tensor.nbytes for name, tensor in tensors.items() if not is_coded[name])
+    model = load_stored(published)
+    matrices = packed_matrices(model)
+    assert 2 * len(matrices) == sum(is_coded.values()), "all lie in panels"
+    packed = sum(own.packed.nbytes for own in matrices)
+    assert plain - 0.01 * stored < resident_bytes(model) - packed < plain + 0.05 * stored
+    assert packed == sum(panel_bytes(own) for own in matrices)
+
+
+def panel_bytes(own: PackingStorage) -> int:
+    """Returns what codes and scales take: outputs fill panels, each with scales of its own."""
+    bits = {"e2m1": 4, "e4m3": 8}[own.packed.kind]
+    num_groups = -(-own.num_columns // own.packed.group)
+    a_row = own.num_columns * bits // 8 + num_groups * own.packed.scales.values.element_size()
+    return PANEL * -(-own.num_rows // PANEL) * a_row
 
 
 def test_a_step_leaves_nothing_decoded_behind(published: Path) -> None:

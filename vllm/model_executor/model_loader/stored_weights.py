@@ -4,9 +4,12 @@ What a tensor is follows from its type and shape; the config is asked only where
 choice, as repacked checkpoints often keep a config that no longer describes them.
 
     .weight            shape       .scale                    storage
-    F8_E4M3            [out, in]   [row blocks, col blocks]  Fp8Blocks
-    I8, U8 or F4       [out, in/2] [out, groups]             Fp4Groups (F4 is counted by value: in)
+    F8_E4M3            [out, in]   [row blocks, col blocks]  panels, or Fp8Blocks
+    I8, U8 or F4       [out, in/2] [out, groups]             panels, or Fp4Groups (F4 is counted by
+                                                             value: in)
     BF16, F16, F32     [out, in]   none                      plain
+
+CPUs read panels, unless a block ends within a word of codes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +18,16 @@ from typing import Any
 import torch
 
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
+from vllm.model_executor.layers.quantization.code_layouts import read_fp8_codes, read_mxfp4_codes
+from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
+from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
     PlainRows,
     Storage,
+    check_scales,
+    scale_slot,
 )
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExpert, StoredExperts
 from vllm.model_executor.model_loader.load_plan import DSPARK_MARK, Copy, part_shape
@@ -167,7 +175,19 @@ class StoredWeights(MatrixStorages):
         block_shape = (block_rows, block_columns)
         _check_cut(weight, (rows, columns), block_shape, shard)
         rows, columns = _cut(shard, (rows, columns))
-        return Fp8Blocks(rows, columns, block_shape, _empty_scales(scale, shard, device))
+        scales = _empty_scales(scale, shard, device)
+        cuts_words = scales.shape[1] > 1 and block_columns % unit_of("e4m3").num_codes
+        if device.type != "cpu" or cuts_words:
+            return Fp8Blocks(rows, columns, block_shape, scales)
+
+        def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+            check_scales(name, scales)
+            codes = raw[".weight"].view(torch.uint8)
+            return read_fp8_codes(name, codes, scales, block_shape)
+
+        codes = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=device)
+        raw = {".weight": codes, ".scale": scale_slot(scales)}
+        return PackingStorage(rows, columns, raw, convert)
 
     def _make_fp4(
         self,
@@ -184,7 +204,17 @@ class StoredWeights(MatrixStorages):
             raise _misfit(weight, scale)
         _check_cut(weight, (rows, num_columns), (1, group_size), shard)
         rows, columns = _cut(shard, (rows, num_columns))
-        return Fp4Groups(rows, columns, group_size, _empty_scales(scale, shard, device))
+        scales = _empty_scales(scale, shard, device)
+        if device.type != "cpu" or group_size % unit_of("e2m1").num_codes:
+            return Fp4Groups(rows, columns, group_size, scales)
+
+        def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+            check_scales(name, scales)
+            return read_mxfp4_codes(raw[".weight"], scales, group_size)
+
+        codes = torch.empty((rows, columns // 2), dtype=torch.uint8, device=device)
+        raw = {".weight": codes, ".scale": scale_slot(scales)}
+        return PackingStorage(rows, columns, raw, convert)
 
     def _find_scale(self, name: str, weight: StoredTensor) -> StoredTensor:
         scale = self._tensors.get(f"{name}.scale")

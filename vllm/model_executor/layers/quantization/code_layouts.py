@@ -134,7 +134,7 @@ def read_fp8_codes(
     Args:
         name: The matrix's published name, for messages.
         codes: uint8 [out, in].
-        scales: fp32 [row blocks, column blocks].
+        scales: fp32 or e8m0, uint8, [row blocks, column blocks].
         block: Rows and columns of a block; columns in whole words unless one block has them all.
 
     Raises:
@@ -181,7 +181,7 @@ def read_nvfp4_codes(
 
 
 def read_mxfp4_codes(codes: torch.Tensor, scales: torch.Tensor, group: int) -> CodedRows:
-    """Read e2m1 codes, uint8 [out, in / 2], under e8m0 scales, uint8 [out, groups]."""
+    """Read e2m1 codes, uint8 [out, in / 2], under scales [out, groups]: uint8, e8m0, or fp32."""
     return CodedRows("e2m1", pack_bytes(codes), codes.shape[1] * 2, group, GroupValues(scales))
 
 

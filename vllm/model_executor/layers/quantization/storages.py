@@ -88,7 +88,7 @@ class Fp8Blocks(WholeInputs):
         suffix, shape = self._scale_slot
         return {
             f"{name}.weight": self.codes.view(torch.float8_e4m3fn),
-            f"{name}{suffix}": _scale_slot(self.scales).view(shape),
+            f"{name}{suffix}": scale_slot(self.scales).view(shape),
         }
 
     def check(self, name: str) -> None:
@@ -97,7 +97,7 @@ class Fp8Blocks(WholeInputs):
             raise CheckpointError(
                 f"{name}.weight holds NaN (an FP8 byte 0x7f or 0xff): download it again."
             )
-        _check_scales(name, self.scales)
+        check_scales(name, self.scales)
 
 
 class Fp4Groups(WholeInputs):
@@ -135,11 +135,11 @@ class Fp4Groups(WholeInputs):
 
     def slots(self, name: str) -> dict[str, torch.Tensor]:
         """See ``Storage``."""
-        return {f"{name}.weight": self.codes, f"{name}.scale": _scale_slot(self.scales)}
+        return {f"{name}.weight": self.codes, f"{name}.scale": scale_slot(self.scales)}
 
     def check(self, name: str) -> None:
         """See ``Storage``."""
-        _check_scales(name, self.scales)
+        check_scales(name, self.scales)
 
 
 class PlainRows(WholeInputs):
@@ -202,12 +202,17 @@ class StackedRows(WholeInputs):
             first += part.num_rows
 
 
-def _scale_slot(scales: torch.Tensor) -> torch.Tensor:
-    """Returns where scales are loaded to; bytes take e8m0, never numbers."""
+def scale_slot(scales: torch.Tensor) -> torch.Tensor:
+    """Return where scales are loaded to; bytes take e8m0, never numbers."""
     return scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
 
 
-def _check_scales(name: str, scales: torch.Tensor) -> None:
+def check_scales(name: str, scales: torch.Tensor) -> None:
+    """Check the scales of a matrix.
+
+    Raises:
+        CheckpointError: One is no number.
+    """
     is_bad = scales == _E8M0_NAN if scales.dtype == torch.uint8 else ~scales.isfinite()
     if is_bad.any():
         row, column = is_bad.nonzero()[0].tolist()
