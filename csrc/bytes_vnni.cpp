@@ -100,7 +100,7 @@ inline void dot_tiled_panel(const ByteInputs& x, int64_t row, int64_t rows, cons
 void dot_byte_panel_vnni(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
                          const PanelPart& part) {
   const vnni::PanelView panel(m, part.index);
-  const int step = x.units.tiles && rows >= vnni::kLeastTiledRows ? vnni::find_step(panel) : 0;
+  const int step = x.units.byte_tiles && rows >= vnni::kLeastTiledRows ? vnni::find_step(panel) : 0;
   if (step == 0) {
     vnni::dot_byte_panel(x, row, rows, m, part);
   } else {

@@ -17,6 +17,7 @@ namespace vn {
 struct Units {
   bool tiles = false;  // the matrix unit
   bool byte_dots = false;  // AVX-512 VNNI
+  bool byte_tiles = false;  // the matrix unit for inputs of eight bits
 };
 
 class ThreadPool {

@@ -45,7 +45,7 @@ namespace {
 #if defined(__x86_64__)
 // Asked of the processor itself: not every compiler's runtime answers __builtin_cpu_supports.
 struct Features {
-  bool avx2 = false, avx512 = false, vnni = false, amx = false;
+  bool avx2 = false, avx512 = false, vnni = false, amx = false, amx_int8 = false;
 
   Features() {
     unsigned a, b, c, d;
@@ -60,14 +60,15 @@ struct Features {
     const bool has_all = b >> 16 & 1 && b >> 17 & 1 && b >> 30 & 1 && b >> 31 & 1;  // F DQ BW VL
     avx512 = avx2 && (low & 0xe0) == 0xe0 && has_all;
     vnni = avx512 && c >> 11 & 1;
-    // The matrix unit: 0x60000 its registers; BF16, TILE, INT8.
-    const bool has_unit = (low & 0x60000) == 0x60000 && d >> 22 & 1 && d >> 24 & 1 && d >> 25 & 1;
+    // The matrix unit: 0x60000 its registers; BF16, TILE; INT8.
+    const bool has_unit = (low & 0x60000) == 0x60000 && d >> 22 & 1 && d >> 24 & 1;
     amx = vnni && has_unit && vn::has_tiles();
+    amx_int8 = amx && d >> 25 & 1;
   }
 };
 #endif
 
-// The best first.
+// The best first; behind the last one, which runs anywhere, what is used by its name alone.
 std::vector<Choice> list_choices() {
   std::vector<Choice> choices;
 #if defined(__x86_64__)
@@ -80,6 +81,10 @@ std::vector<Choice> list_choices() {
   choices.push_back({"avx2", &vn::kAvx2Build, {}, features.avx2});
 #endif
   choices.push_back({"portable", &vn::kPortableBuild, {}, true});
+#if defined(__x86_64__)
+  all.byte_tiles = true;
+  choices.push_back({"amx-int8", &vn::kAvx512Build, all, features.amx_int8});
+#endif
   return choices;
 }
 

@@ -174,7 +174,7 @@ bool compare(const Case& own, int64_t rows) {
   for (const bool has_unit : {false, true}) {
     Units processor;
     processor.byte_dots = true;
-    processor.tiles = has_unit;
+    processor.byte_tiles = has_unit;
     const ByteInputs all = {inputs.data(), input_scales.data(), sums.data(),
                             form.stride(), groups, processor};
     outputs[has_unit].assign(rows * 200, -1.0f);

@@ -27,7 +27,8 @@ class NativeContext:
     Args:
         library: A loaded library.
         num_threads: Threads that compute, the caller's among them.
-        build: "amx", "vnni", "avx512", "avx2" or "portable"; None: the best that runs here.
+        build: "amx", "vnni", "avx512", "avx2" or "portable"; None: the best that runs here; or
+            "amx-int8", which is never chosen by itself.
 
     Raises:
         EngineError: The build does not run on this processor.

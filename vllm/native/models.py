@@ -49,7 +49,7 @@ def make_native_model(
         return None
     library = load_library()
     assert library is not None, "_find_obstacle looked"
-    context = NativeContext(library, num_threads)
+    context = NativeContext(library, num_threads, "amx-int8" if envs.VLLM_CPU_AMX_INT8 else None)
     logger.info("native kernels: %s build, %d threads", context.vector_build, num_threads)
     draw, forbid = partial(draw_tokens, context), partial(forbid_tokens, context)
     if isinstance(model, DeepseekV4ForCausalLM):
