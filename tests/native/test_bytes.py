@@ -26,6 +26,8 @@ def find_largest(source: PackedRows) -> float:
     largest = float(source.scales.values.float().abs().max()) * 128
     if source.scales.factors is not None:
         largest *= float(source.scales.factors.abs().max())
+    if source.scales.steps is not None:
+        largest *= float(source.scales.steps.abs().max())
     if source.offsets is not None:
         wide = float(source.offsets.values.float().abs().max())
         factors = source.offsets.factors
