@@ -208,6 +208,7 @@ class ReferencePlatform(AscendPlatform, CpuPlatform):
     """Reference mode: the Ascend tree on CPU tensors, npu ops in plain torch."""
 
     device_name = "ascend-reference"
+    reads_panels = False
     has_float_pages = True
 
     def generation(self) -> Generation:

@@ -46,7 +46,12 @@ def load_stored(
     """Loads a checkpoint as the worker does: what is quantised stays so."""
     raw = json.loads((folder / "config.json").read_text())
     stored = read_stored_tensors(folder)
-    quantization = StoredWeights(stored, raw.get("quantization_config") or {}, ops=ops)
+    quantization = StoredWeights(
+        stored,
+        raw.get("quantization_config") or {},
+        ops=ops,
+        in_panels=ops is get_reference_op,
+    )
     model = DeepseekV4ForCausalLM(
         DeepseekV4Config.from_dict(raw),
         ops=ops,

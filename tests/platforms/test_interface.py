@@ -5,7 +5,9 @@ import pytest
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.cuda import CudaPlatform, CudaReferencePlatform
 from vllm.platforms.interface import Platform
+from vllm_ascend.platform import NPUPlatform, ReferencePlatform
 
 GIB = 1 << 30
 
@@ -74,3 +76,9 @@ def test_kv_memory_is_the_share_less_what_is_used() -> None:
     assert platform.default_kv_cache_bytes(tiny) == 0
     exact = VllmConfig(cache_config=CacheConfig(kv_cache_memory_bytes=123))
     assert platform.default_kv_cache_bytes(exact) == 123
+
+
+def test_kernels_of_accelerators_read_no_panels_in_reference_mode_either() -> None:
+    assert CpuPlatform.reads_panels
+    for platform in (CudaPlatform, CudaReferencePlatform, NPUPlatform, ReferencePlatform):
+        assert not platform.reads_panels

@@ -34,6 +34,7 @@ class CpuPlatform(Platform):
     dispatch_key = "CPU"
     ray_device_key = "CPU"
     dist_backend = "gloo"
+    reads_panels = True
 
     def default_dtype(self, config: VllmConfig) -> str:
         """Return float32: bf16 matmuls are no faster on most hosts, and less exact."""

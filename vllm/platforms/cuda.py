@@ -166,6 +166,7 @@ class CudaReferencePlatform(CudaPlatform, CpuPlatform):
     """The CUDA platform on CPU tensors: kernels run in Triton's interpreter, for tests."""
 
     device_type = "cpu"
+    reads_panels = False
     device_name = "cuda-reference"
     dispatch_key = "CPU"
     ray_device_key = "CPU"

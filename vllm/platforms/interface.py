@@ -36,6 +36,8 @@ class Platform(ABC):
         device_control_env_var: Variable that selects visible devices; "" where there is none.
         dist_backend: Collective backend of torch.distributed.
         worker_class_path: Dotted path of the worker class.
+        reads_panels: Whether its kernels read FP8 and FP4 matrices from panels, not as files hold
+            them.
     """
 
     device_type: ClassVar[str]
@@ -45,6 +47,7 @@ class Platform(ABC):
     device_control_env_var: ClassVar[str] = ""
     dist_backend: ClassVar[str] = "gloo"
     worker_class_path: ClassVar[str] = "vllm.v1.worker.worker.Worker"
+    reads_panels: ClassVar[bool] = False
 
     # --- ops ---------------------------------------------------------------------------------
 

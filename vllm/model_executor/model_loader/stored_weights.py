@@ -54,6 +54,7 @@ class StoredWeights(MatrixStorages):
         quantization_config: The config's, or empty; see the module docstring.
         find_shard: Tells which part of a tensor this rank holds.
         ops: Resolves op names.
+        in_panels: Whether matrices are packed into panels, as a CPU's kernels read them.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class StoredWeights(MatrixStorages):
         find_shard: ShardFinder = find_whole,
         *,
         ops: OpResolver = get_reference_op,
+        in_panels: bool = True,
     ) -> None:
         super().__init__(ops)
+        self._in_panels = in_panels
         self._find_shard = find_shard
         self._tensors: dict[str, StoredTensor] = {}
         for tensor in stored:
@@ -177,7 +180,7 @@ class StoredWeights(MatrixStorages):
         rows, columns = _cut(shard, (rows, columns))
         scales = _empty_scales(scale, shard, device)
         cuts_words = scales.shape[1] > 1 and block_columns % unit_of("e4m3").num_codes
-        if device.type != "cpu" or cuts_words:
+        if not self._in_panels or cuts_words:
             return Fp8Blocks(rows, columns, block_shape, scales)
 
         def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
@@ -205,7 +208,7 @@ class StoredWeights(MatrixStorages):
         _check_cut(weight, (rows, num_columns), (1, group_size), shard)
         rows, columns = _cut(shard, (rows, num_columns))
         scales = _empty_scales(scale, shard, device)
-        if device.type != "cpu" or group_size % unit_of("e2m1").num_codes:
+        if not self._in_panels or group_size % unit_of("e2m1").num_codes:
             return Fp4Groups(rows, columns, group_size, scales)
 
         def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:

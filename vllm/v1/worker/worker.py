@@ -225,7 +225,11 @@ class Worker:
             self._check_ascend(named, checkpoint, is_described=found is not None)
             declared = model_config.hf_config.get("quantization_config") or {}
             weights = StoredWeights(
-                stored, declared, self._find_shard, ops=self._make_op_resolver()
+                stored,
+                declared,
+                self._find_shard,
+                ops=self._make_op_resolver(),
+                in_panels=self._platform.reads_panels,
             )
             if found is None and weights.is_quantised:
                 found = weights
