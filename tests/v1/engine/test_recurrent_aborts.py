@@ -30,7 +30,7 @@ NGRAM = SpeculativeConfig.from_dict(
 )
 MTP = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
 # Blocks that hold one request and little more.
-NUM_BLOCKS = {"qwen 3.5": 44, "glm": 80, "kimi": 125}
+NUM_BLOCKS = {"qwen 3.5": 41, "glm": 76, "kimi": 125}
 
 
 def write(name: str, folder: Path) -> Any:
