@@ -127,7 +127,7 @@ def list_routes(app: FastAPI) -> dict[str, list[str]]:
     for routes in app.state.routers:
         for route in routes.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
-                paths.setdefault(route.path_format, set()).update(route.methods)
+                paths.setdefault(route.path_format, set()).update(route.methods or ())
     return {path: sorted(methods) for path, methods in paths.items()}
 
 
