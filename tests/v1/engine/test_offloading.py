@@ -681,13 +681,11 @@ def test_a_reset_forgets_the_disk(root):
     stop(again)
 
 
-@pytest.mark.parametrize("trouble", ["file", "open", "foreign", "busy", "tiny"])
+@pytest.mark.parametrize("trouble", ["open", "foreign", "busy", "tiny"])
 def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
     root = tmp_path / "cache"
     other = None
-    if trouble == "file":
-        root.write_text("not a folder")
-    elif trouble == "busy":
+    if trouble == "busy":
         other = start(root)
     else:
         root.mkdir(mode=0o755 if trouble == "open" else 0o700)
@@ -890,6 +888,11 @@ def test_other_weights_are_another_identity(tmp_path):
             "=-1 is out of range",
         ),
         ({"prefix_cache_dir": "a\0b"}, "holds a zero"),
+        ({"prefix_cache_dir": "/dev/null"}, "^--prefix-cache-dir .*: /dev/null is no folder"),
+        ({"prefix_cache_dir": "/dev/null/x/y"}, "^--prefix-cache-dir .*: /dev/null is no folder"),
+        # A link.
+        ({"prefix_cache_dir": "/proc/self/exe"}, "exe is no folder"),
+        ({"prefix_cache_dir": "a" * 300}, "cannot be a folder"),
         ({"kv_offloading_size": 0.0}, "GiB of host memory"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
         (

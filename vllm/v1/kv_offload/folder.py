@@ -20,6 +20,7 @@ format, are never read; they go when their room is needed, the longest unused fi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -505,6 +506,32 @@ def core_folders(root: Path) -> list[Path]:
     )
 
 
+def check_place(path: Path) -> None:
+    """Refuse a path at which no folder can be; one that is not there yet can be made.
+
+    Raises:
+        FolderError: A file or a link has its name, a file is where a folder above it would be, or
+            no file system takes such a name.
+    """
+    for place in (path, *path.parents):
+        try:
+            found = path.lstat() if place is path else place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                raise FolderError(f"{path} cannot be a folder ({error.strerror}).") from error
+            # What cannot be looked at now may be well at another start.
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            raise FolderError(_no_folder(place))
+        return
+
+
+def _no_folder(path: Path) -> str:
+    return f"{path} is no folder: name one, not a link or a file."
+
+
 def check_private(path: Path) -> None:
     """Refuse a folder that is not this user's alone.
 
@@ -513,7 +540,7 @@ def check_private(path: Path) -> None:
     """
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise FolderError(f"{path} is no folder: name one, not a link or a file.")
+        raise FolderError(_no_folder(path))
     if found.st_uid != os.geteuid():
         raise FolderError(f"{path} belongs to another user: use a folder of your own.")
     if stat.S_IMODE(found.st_mode) & 0o077:
