@@ -115,7 +115,8 @@ async def count_served(client: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def find_shares(url: str, seconds: float) -> dict[str, float]:
-    """Have all tenants ask for more than there is; returns their shares of the time, in percent."""
+    """Have all tenants ask for more than there is; returns their shares of the time, in percent,
+    and the weighted tokens of all: what runs at a time must be little beside them."""
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits()) as client:
 
         async def keep_asking(tenant: str, number: int) -> None:
@@ -142,7 +143,8 @@ async def find_shares(url: str, seconds: float) -> dict[str, float]:
                 raise RuntimeError("a tenant stopped asking") from result
     served = {tenant: after[tenant] - before[tenant] for tenant in SHAPES}
     total = sum(served.values())
-    return {tenant: round(100 * tokens / total, 2) for tenant, tokens in served.items()}
+    shares = {tenant: round(100 * tokens / total, 2) for tenant, tokens in served.items()}
+    return {**shares, "tokens": total}
 
 
 @contextmanager
