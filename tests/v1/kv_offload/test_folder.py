@@ -17,7 +17,7 @@ from tests.v1.kv_offload.folder_engine import LIMIT, OBJECT, Engine, identity_of
 from tests.v1.kv_offload.hostile import make_template, spoil_and_open
 from vllm.entrypoints.cli.main import main
 from vllm.exceptions import ConfigError
-from vllm.utils.byte_sizes import parse_size
+from vllm.utils.byte_sizes import parse_size, show_size
 from vllm.v1.kv_offload.folder import (
     CacheFolder,
     FolderBusyError,
@@ -240,6 +240,7 @@ def test_a_limit_too_small_is_told(tmp_path):
 )
 def test_sizes(text, expected):
     assert parse_size("size", text) == expected
+    assert parse_size("size", show_size(expected)) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1G", "8 furlongs", "0", "nan", "inf", "1e400"])
