@@ -408,10 +408,15 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--goodput-ttft-ms", type=float, help="Also count requests whose first token came sooner."
     )
-    result.add_argument("--processes", type=int, default=2, help="For several settings.")
-    result.add_argument("--output-json", type=Path, metavar="FILE", help="Write one JSON object.")
-    result.add_argument("--plot", type=Path, metavar="PNG", help="Needs the extra vllm[bench].")
-    result.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
+    _add_grid_result(result)
+
+
+def _add_grid_result(group: Any) -> None:
+    """Add how settings are run, and where what came of them goes."""
+    group.add_argument("--processes", type=int, default=2, help="For several settings.")
+    group.add_argument("--output-json", type=Path, metavar="FILE", help="Write one JSON object.")
+    group.add_argument("--plot", type=Path, metavar="PNG", help="Needs the extra vllm[bench].")
+    group.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
 
 
 def _add_core_flags(server: Any) -> None:
@@ -527,10 +532,7 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
     grid.add_argument(
         "--disk-gib", nargs="+", type=float, metavar="GIB", help="Of a recorded cache folder."
     )
-    grid.add_argument("--processes", type=int, default=2, help="For several settings.")
-    grid.add_argument("--plot", type=Path, metavar="PNG", help="Needs the extra vllm[bench].")
-    grid.add_argument("--output-json", type=Path, metavar="FILE", help="Write one JSON object.")
-    grid.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
+    _add_grid_result(grid)
 
 
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
