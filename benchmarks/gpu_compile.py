@@ -43,6 +43,8 @@ META = torch.device("meta")
 SHARED_KIB = {"cuda:80": 163, "cuda:86": 99, "cuda:89": 99, "cuda:90": 227, "cuda:100": 227}
 SHARED_KIB |= {"cuda:120": 99, "hip:gfx942": 64}
 _AMD_WARP, _NVIDIA_WARP = 64, 32
+# Bytes: Triton makes other programs of pointers to multiples of it.
+_ALIGNMENT = 16
 
 
 class Card:
@@ -135,6 +137,7 @@ class Compiler:
         self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         """Compile a kernel for these arguments, once; as the first launch of it would."""
+        self.failed.update(find_moving_tables(kernel, args))
         described = " ".join(
             [*(f"{name}={value}" for name, value in options.items()), *map(describe_arg, args)]
         )
@@ -157,6 +160,23 @@ class Compiler:
         if match := re.search(r"(\d+) bytes spill stores", said):
             found.spilled = int(match[1])
         self.compiled[key] = found
+
+
+def find_moving_tables(kernel: Any, args: Sequence[Any]) -> dict[str, str]:
+    """Returns the tables of a launch that would be compiled again for where they begin.
+
+    Those are parts of larger ones that begin elsewhere in the next step; what is compiled then,
+    has requests wait for seconds.
+    """
+    return {
+        f"{kernel.__name__} {param.name}": "a table that begins anywhere; the kernel's alignment is"
+        " that of its first launch, and others compile another"
+        for param, arg in zip(kernel.params, args, strict=False)
+        if isinstance(arg, torch.Tensor)
+        and arg.dtype in (torch.int32, torch.int64)
+        and arg.data_ptr() % _ALIGNMENT
+        and not param.do_not_specialize_on_alignment
+    }
 
 
 def describe_arg(arg: Any) -> str:

@@ -11,6 +11,7 @@ output is kept, and what was found by then) or "skipped" (it needs a GPU, or no 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -40,6 +41,8 @@ SECTIONS_AND_LIMITS_S = {
     "v4": 80,
 }
 _LEAST_S = 10
+# What is killed is gone at once, unless a driver does not let it go.
+_ENDING_S = 5.0
 # Compilers that were begun end after the time that they are given.
 _COMPILING_S = 130
 _KEPT_OUTPUT = 4000
@@ -66,8 +69,9 @@ def run_section(command: list[str], limit_s: float) -> dict[str, Any]:
             running.wait(limit_s)
         except subprocess.TimeoutExpired:
             is_late = True
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+        finally:
+            # Also where this run itself is told to end.
+            _end(running)
         log.seek(0)
         output = log.read().decode(errors="replace")
     found: dict[str, Any] = {"seconds": round(time.monotonic() - begin, 1)}
@@ -79,6 +83,19 @@ def run_section(command: list[str], limit_s: float) -> dict[str, Any]:
         return {"status": _STATUS[running.returncode], **found, **report}
     status = "skipped" if running.returncode == 2 else "failed"
     return {"status": status, **found, **report, "output": output[-_KEPT_OUTPUT:]}
+
+
+def _end(running: "subprocess.Popen[bytes]") -> None:
+    """Ends a section; one that hangs in the card's driver is left behind."""
+    if running.poll() is not None:
+        return
+    os.killpg(running.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        running.wait(_ENDING_S)
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit("ended from outside")
 
 
 def find_report(output: str) -> dict[str, Any]:
@@ -116,7 +133,10 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=570.0, help="seconds of all sections")
     args = parser.parse_args()
     deadline = time.monotonic() + args.limit_s
+    signal.signal(signal.SIGTERM, _stop)
     report: dict[str, Any] = {"machine": {}, "sections": {}}
+    # Now: a path that cannot be written must not cost a run.
+    args.output.write_text(json.dumps(report) + "\n", encoding="utf-8")
     for name in args.only or SECTIONS_AND_LIMITS_S:
         left = deadline - time.monotonic()
         found: dict[str, Any] = {"status": "skipped", "output": "no time was left"}

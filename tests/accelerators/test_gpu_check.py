@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_ahead, gpu_run
+from benchmarks import gpu, gpu_ahead, gpu_compile, gpu_run
+from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.attention.ops.triton.launch import launching_by, run_kernel
 
@@ -45,6 +46,13 @@ def test_families_answer_and_their_kernels_are_compiled_ahead(
                 run()
     assert len(launched) > 10
     assert launched <= {key.split()[0] for key in dispatcher.pending}
+
+
+def test_every_config_of_the_check_is_one_that_the_engine_serves() -> None:
+    for family, raw in gpu.FAMILIES.items():
+        for widths in ({}, gpu_compile._RELEASED.get(family, {})):
+            config = {**gpu.TINY, **raw, **widths}
+            resolve_model(config["architectures"]).parse_config(config)
 
 
 @pytest.fixture

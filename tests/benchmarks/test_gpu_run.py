@@ -1,7 +1,10 @@
 """The runner of a GPU's sections: whatever a section does, what was found by then is written."""
 
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +68,26 @@ def test_sections_without_time_left_are_skipped(
     status, report = run(monkeypatch, tmp_path / "check.json", *arguments)
     assert status == 0
     assert report["sections"]["kernels"] == {"status": "skipped", "output": "no time was left"}
+
+
+def test_a_run_that_is_ended_ends_its_section(tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    script = f"""
+import sys, threading
+from benchmarks import gpu_run
+hangs = "import os, threading; open({str(number)!r}, 'w').write(str(os.getpid())); " \\
+    "threading.Event().wait()"
+run_section = gpu_run.run_section
+gpu_run.run_section = lambda command, limit: run_section([sys.executable, "-c", hangs], limit)
+sys.argv = ["gpu_run", "--only", "kernels", "--output", {str(tmp_path / "check.json")!r}]
+gpu_run.main()
+"""
+    running = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    while not (number.exists() and number.read_text()):
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.terminate()
+    assert running.wait() == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number.read_text()), 0)
+    assert json.loads((tmp_path / "check.json").read_text())["sections"] == {}

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from triton.runtime import driver
 
 from vllm.config import CacheConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.platforms.cuda import CudaPlatform
+from vllm.v1.attention.ops.registry import get_reference_op
 
 GIB = 1 << 30
 
@@ -25,3 +27,19 @@ def test_memory_that_torch_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch)
     assert platform.free_memory_bytes() == 70 * GIB
     config = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=0.5))
     assert platform.default_kv_cache_bytes(config) == 30 * GIB
+
+
+def test_without_a_compiler_of_c_the_log_says_what_kernels_need(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Driver:
+        @property
+        def utils(self) -> None:
+            raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(driver, "_active", Driver())
+    platform = CudaPlatform()
+    assert platform.get_op("rms_norm") is get_reference_op("rms_norm")
+    assert "Failed to find C compiler." in caplog.text
+    assert "gcc and python3-dev" in caplog.text

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+from vllm.utils.uploads import upload
 
 # A copy materialises its sources before it writes; wide pools are copied in column tiles so that
 # this scratch stays below the bound.
@@ -30,9 +33,9 @@ def copy_blocks(
         return
     assert min(map(min, pairs)) > 0, f"block copies {pairs} touch the null block 0"
     assert len({dst for _, dst in pairs}) == len(pairs), f"block copies {pairs} write one twice"
-    ids = torch.tensor(pairs, dtype=torch.int64)
+    ids = np.array(pairs, dtype=np.int64)
     for pool in pools:
-        sources, destinations = ids.to(pool.device).unbind(1)
+        sources, destinations = upload(ids, pool.device).unbind(1)
         tile = max(64, scratch_bytes // len(pairs))
         # Column tiles keep the assignment simultaneous; tiles of pairs would not.
         for begin in range(0, pool.shape[1], tile):
@@ -52,6 +55,6 @@ def zero_blocks(pools: Sequence[torch.Tensor], block_ids: Sequence[int]) -> None
     if not block_ids:
         return
     assert min(block_ids) > 0, f"zeroing {block_ids} would touch the null block 0"
-    ids = torch.tensor(block_ids, dtype=torch.int64)
+    ids = np.array(block_ids, dtype=np.int64)
     for pool in pools:
-        pool.index_fill_(0, ids.to(pool.device), 0)
+        pool.index_fill_(0, upload(ids, pool.device), 0)

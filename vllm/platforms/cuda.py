@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,8 @@ class CudaPlatform(Platform):
                 f"compute capability {_spell(capability)} of {torch.cuda.get_device_name()}; they "
                 f"need {_spell(_LEAST_CAPABILITY)}"
             )
-        return ""
+        _use_own_compile_cache()
+        return _find_launcher_obstacle()
 
     def default_dtype(self, config: VllmConfig) -> str:
         """Return the checkpoint's type; float16 for bfloat16 where the GPU does not know it."""
@@ -239,6 +241,24 @@ def require_interpreter() -> None:
             "Triton's interpreter was asked for (VLLM_CUDA_REFERENCE or VLLM_ASCEND_TRITON) too "
             "late: this process has loaded kernels to compile them."
         )
+
+
+def _find_launcher_obstacle() -> str:
+    """Return why Triton cannot launch what it compiles; "" where it can.
+
+    What launches kernels is C, which Triton builds on the machine at the first use: images made to
+    run programs, not to build them, often lack what that takes.
+    """
+    from triton.runtime import driver  # noqa: PLC0415  (loads triton)
+
+    try:
+        driver.active.utils  # noqa: B018  (builds it)
+    except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
+        return (
+            f"Triton cannot build what launches kernels: {str(error).strip()}; it takes a C "
+            "compiler (or CC, its path) and Python's headers, e.g. the packages gcc and python3-dev"
+        )
+    return ""
 
 
 def _use_own_compile_cache() -> None:

@@ -9,6 +9,7 @@ import torch
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
+from vllm.distributed.kv_transfer.offloading.worker import OffloadWorker
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.sample.sampler import DeviceSample
@@ -33,6 +34,14 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariants are checked in every step, in this process."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
+
+
+# Whatever the pool gives up is in host memory, and comes back.
+HOST_TIER = {
+    "kv_connector": "OffloadingConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"always_restore": True, "cpu_bytes_to_use": "8MiB"},
+}
 
 
 def run(folder: Path, *, is_ahead: bool, num_blocks: int = 200) -> list[Any]:
@@ -100,6 +109,58 @@ def test_with_too_few_blocks_for_all(folders: dict[str, Path]) -> None:
     # Requests are preempted with tokens in flight.
     one_by_one = run(folders["llama"], is_ahead=False, num_blocks=9)
     assert run(folders["llama"], is_ahead=True, num_blocks=9)[:6] == one_by_one[:6]
+
+
+def run_pairs(folder: Path, *, is_ahead: bool) -> list[Any]:
+    """Returns ids and hits of pairs of prompts, twice, of which the pool holds one pair.
+
+    Some answers end before their last step is over, whose rows then go where others' will be.
+    """
+    prompts = [
+        random_tokens(length, length, VOCAB_SIZE - 60) for length in (35, 40, 33, 45, 50, 38)
+    ]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=list(range(0, 200, 3))),
+        SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
+    ]
+    with LLM(
+        model=str(folder),
+        block_size=16,
+        max_model_len=128,
+        max_num_batched_tokens=32,
+        num_gpu_blocks_override=9,
+        async_scheduling=is_ahead,
+        kv_transfer_config=HOST_TIER,
+    ) as llm:
+        outs = [
+            out
+            for first in (0, 2, 4, 0, 2, 4)
+            for out in llm.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts[first : first + 2]],
+                params,
+                use_tqdm=False,
+            )
+        ]
+    return [(out.outputs[0].token_ids, out.num_cached_tokens) for out in outs]
+
+
+def test_what_the_pool_gave_up_comes_back_from_host_memory(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored: list[str] = []
+    collect = OffloadWorker.collect
+
+    def count(self: OffloadWorker) -> set[str]:
+        received = collect(self)
+        restored.extend(received)
+        return received
+
+    monkeypatch.setattr(OffloadWorker, "collect", count)
+    expected = run_pairs(folders["llama"], is_ahead=False)
+    assert [tokens for tokens, _ in expected[:6]] == [tokens for tokens, _ in expected[6:]]
+    num_restored = len(restored)
+    assert run_pairs(folders["llama"], is_ahead=True) == expected
+    assert len(restored) - num_restored == num_restored > 2
 
 
 def test_an_abort_ends_a_request_with_a_step_in_flight(folders: dict[str, Path]) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.counter_rng import make_key
-from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
+from vllm.v1.sample.metadata import RandomRows, RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import SamplerOutput, find_highest, invert_cdf, sample
 
 VOCAB = 12
@@ -160,6 +160,18 @@ def test_logprobs_ignore_temperature_filters_and_min_tokens() -> None:
     assert output.logprobs.logprob_token_ids.tolist() == [[1, 0, 1]]
     np.testing.assert_allclose(output.logprobs.logprobs[0], expected[[1, 0, 1]], atol=1e-6)
     assert output.logprobs.sampled_token_ranks.tolist() == [2]
+
+
+def test_logprobs_are_those_of_logits_that_a_draw_overwrites() -> None:
+    def draw(logits: torch.Tensor, random: RandomRows, uniforms: np.ndarray) -> torch.Tensor:
+        logits.exp_()
+        return torch.zeros(len(logits), dtype=torch.int64)
+
+    rows = [RowSampling(SamplingParams(seed=1, logprobs=2), make_key(1), 0)]
+    metadata = SamplingMetadata.build(rows, VOCAB, "cpu")
+    found = sample(base_logits(), metadata, np.array([5]), draw=draw).logprobs
+    assert found is not None
+    assert found.logprobs[0, 0] == base_logits().log_softmax(-1)[0, 0]
 
 
 def test_invert_cdf_never_picks_a_token_without_mass() -> None:

@@ -486,8 +486,7 @@ class EngineArgs:
             name
             for name, is_given in (
                 ("--speculative-config", self.speculative_config is not None),
-                ("--kv-transfer-config", self.kv_transfer_config is not None),
-                ("--prefix-cache-dir, --kv-offloading-size", self._make_tiers() is not None),
+                ("--kv-transfer-config", self._names_other_connector()),
                 ("--warm-pull-bytes", bool(self.warm_pull_bytes)),
                 ("--cache-trace", self.cache_trace is not None),
             )
@@ -499,6 +498,11 @@ class EngineArgs:
                 ", ".join(found),
             )
         return not found
+
+    def _names_other_connector(self) -> bool:
+        """Whether a connector is named that does not keep prefixes behind the pool."""
+        asked = self.kv_transfer_config
+        return asked is not None and asked.get("kv_connector") != OFFLOADING_CONNECTOR
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
         if self.speculative_config is None:

@@ -87,10 +87,12 @@ def sample_on_device(
     stops = None
     if metadata.forbidden_stops is not None:
         stops = metadata.forbidden_stops.find(positions, logits.device)
-    if not (metadata.edits is None and step_edits is None and stops is None):
-        # Reported log probabilities are those of the model, whatever it was made to say.
-        if metadata.num_logprobs is not None:
-            raw_logits = logits.clone()
+    is_edited = not (metadata.edits is None and step_edits is None and stops is None)
+    if metadata.num_logprobs is not None and (is_edited or metadata.random is not None):
+        # Reported log probabilities are those of the model, whatever it was made to say; and draws
+        # overwrite what they draw from.
+        raw_logits = logits.clone()
+    if is_edited:
         apply_edits(logits, metadata.edits, step_edits, stops)
     token_ids = _choose(logits, metadata.random, positions, draw or draw_tokens)
     logprobs = None

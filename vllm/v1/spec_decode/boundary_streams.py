@@ -3,7 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+from vllm.utils.uploads import upload
 
 MAX_BYTES = 64 << 20
 """About 2,000 boundaries of DeepSeek-V4-Flash in bf16, 32 KiB each."""
@@ -37,8 +40,9 @@ class BoundaryStreams:
             num_rows = max(1, self._max_bytes // (streams[0].numel() * streams.element_size()))
             self._rows = streams.new_empty(num_rows, *streams.shape[1:])
         rows_of = {self._take_slot(block_id): row for row, block_id in enumerate(block_ids)}
-        slots = torch.tensor(list(rows_of), device=streams.device)
-        self._rows[slots] = streams[torch.tensor(list(rows_of.values()), device=streams.device)]
+        moved = np.array([list(rows_of), list(rows_of.values())], dtype=np.int64)
+        slots, rows = upload(moved, streams.device)
+        self._rows[slots] = streams[rows]
 
     def _take_slot(self, block_id: int) -> int:
         assert self._rows is not None

@@ -141,7 +141,9 @@ class Tier:
         self._orders = OffloadOrders()
         self._read_failures: list[float] = []
         self._num_refused = 0
-        self._step: tuple[float, int, int] | None = None
+        # Steps whose results are not here, None where nothing is computed; and when the last came.
+        self._steps: deque[tuple[float, int, int] | None] = deque()
+        self._step_ended = 0.0
         # Whether what the folder remembers was taken over.
         self._is_open = False
         self._is_ending = False
@@ -152,7 +154,7 @@ class Tier:
         """Measure, and let time pass, by clocks of the caller's, in seconds."""
         self._clock = clock
         self.warming.use_clock(clock, unix_clock)
-        self._gate.budget.use_clock(unix_clock)
+        self._gate.budget.use_clock(clock, unix_clock)
 
     def latch_keeper(self) -> LatchedKeeper | None:
         """Let the disk change only when somebody looks; returns who shows it, if there is one."""
@@ -728,20 +730,23 @@ class Tier:
 
     def _note_step(self, output: SchedulerOutput) -> None:
         """Remember when a step began that computes one prompt, and where."""
-        self._step = None
         counts = output.num_scheduled_tokens
         if not counts:
+            self._steps.append(None)
             return
         longest = max(counts, key=lambda name: counts[name])
         cached = output.scheduled_cached_reqs
         begun = ((data.req_id, data.num_computed_tokens) for data in output.scheduled_new_reqs)
         known = chain(begun, zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         context = next((count for name, count in known if name == longest), 0)
-        self._step = (self._clock(), context, sum(counts.values()))
+        self._steps.append((self._clock(), context, sum(counts.values())))
 
     def note_step_end(self) -> None:
-        """Take note that a step's results are here."""
-        if self._step is not None:
-            started, context, num_tokens = self._step
-            self._get_rates().note_step(context, num_tokens, self._clock() - started)
-            self._step = None
+        """Take note that the results of the first step that had none are here."""
+        step = self._steps.popleft() if self._steps else None
+        if step is not None:
+            started, context, num_tokens = step
+            # One that was planned while another ran began when that one ended.
+            seconds = self._clock() - max(started, self._step_ended)
+            self._get_rates().note_step(context, num_tokens, seconds)
+        self._step_ended = self._clock()

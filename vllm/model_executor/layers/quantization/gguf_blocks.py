@@ -16,10 +16,12 @@ Nibbles of a run of 32 are "half-split": the low ones of its 16 bytes are the fi
                                                               d * (sc - 32) * table[q]
     MXFP4   e8m0, 16 bytes                                    2^(e - 127) * e2m1
     NVFP4   4 e4m3 without signs, 32 bytes; per 16, half-split in eights:
-                                                              e4m3 * e2m1
+                                                              e4m3 * e2m1, times a number of the
+                                                              whole matrix
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -31,6 +33,7 @@ from vllm.model_executor.layers.quantization.panels import (
     pack_bytes,
     pack_nibbles,
     pack_six_bits,
+    scale_e4m3,
     view_as,
 )
 
@@ -186,13 +189,25 @@ def _read_mxfp4(blocks: torch.Tensor) -> CodedRows:
 
 def _read_nvfp4(blocks: torch.Tensor) -> CodedRows:
     stored = blocks[..., :4].flatten(1)
-    scales = (stored & _E4M3_NAN).view(torch.float8_e4m3fn).half()
-    # The largest code stands for nothing, with a sign bit for one binade more.
-    largest = torch.where(stored == _E4M3_NAN, 0.0, _PAST_E4M3).to(scales.dtype)
-    scales = torch.where(scales.isnan(), largest, scales)
+    scales = stored & _E4M3_NAN
+    is_largest = scales == _E4M3_NAN
+    # The largest code stands for nothing, with a sign bit for one step more than e4m3 has.
+    scales = scales.masked_fill(is_largest, 0).view(torch.float8_e4m3fn)
+    past = is_largest & (stored != _E4M3_NAN)
+    numbers = scale_e4m3(scales, torch.ones(1, device=blocks.device), divides=False)
+    if past.any():
+        numbers = GroupValues(scales.half().masked_fill(past, _PAST_E4M3))
     nibbles = blocks[..., 4:].reshape(*blocks.shape[:2], 4, 8)
     codes = torch.cat([nibbles & 15, nibbles >> 4], -1).flatten(2)
-    return _in_rows(codes, GroupValues(scales), None, "e2m1", 16)
+    return _in_rows(codes, numbers, None, "e2m1", 16)
+
+
+def scale_whole(rows: CodedRows, scale: torch.Tensor) -> CodedRows:
+    """Return NVFP4 rows whose scales are multiplied by one of the whole matrix, fp32, one value."""
+    own = rows.scales
+    if own.steps is not None:
+        return replace(rows, scales=scale_e4m3(own.values, scale, divides=False))
+    return replace(rows, scales=GroupValues(own.widen() * scale.reshape(1, 1)))
 
 
 BLOCK_READERS: dict[str, tuple[int, Callable[[torch.Tensor], CodedRows]]] = {

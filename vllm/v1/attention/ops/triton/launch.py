@@ -48,9 +48,13 @@ class _Current:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Run ``kernel`` once for every index of ``grid``; an empty grid runs nothing."""
+    """Run ``kernel`` once for every index of ``grid``; an empty grid runs nothing.
+
+    Products and sums are fused unless a kernel says otherwise: what Triton does by itself changes
+    with its version.
+    """
     if all(grid):
-        _Current.launcher(kernel, grid, args, options)
+        _Current.launcher(kernel, grid, args, {"enable_fp_fusion": True, **options})
 
 
 @contextmanager

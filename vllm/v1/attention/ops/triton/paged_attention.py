@@ -33,6 +33,10 @@ _MIN_ROWS = 16
 _KEYS = 128 if IS_INTERPRETED else 64
 # Values of a block of keys, which lie in shared memory beside as many values.
 _KEY_VALUES = 1 << 20 if IS_INTERPRETED else 1 << 13
+# Parts of a step's one buffer, which begin anywhere in it: without this Triton would compile a
+# program for each way in which they happen to begin at multiples of 16 bytes, in the middle of
+# serving.
+_TABLES = ["tile_requests", "tile_queries", "starts", "counts", "row_starts", "block_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,16 @@ class ScorePlan:
     latent_dim: int = 0
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(
+    do_not_specialize=["num_tiles"],
+    do_not_specialize_on_alignment=[
+        *_TABLES,
+        "own_from",
+        "read_from",
+        "table_starts",
+        "table_bases",
+    ],
+)
 def _attend_pages_kernel(
     queries,
     own,
@@ -247,7 +260,7 @@ def _attend_pages_kernel(
         tl.store(log_sums + target, log_sum, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=_TABLES)
 def _join_splits_kernel(
     parts,
     part_sums,

@@ -13,7 +13,9 @@ from vllm.v1.attention.ops.triton.launch import divide_up, launch, power_of_two,
 _MAX_COLUMNS = 1024
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+# Tables are parts of larger ones, which begin anywhere: a program for each way they happen to begin
+# at multiples of 16 bytes would be compiled in the middle of serving.
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["blocks", "rows"])
 def _move_rows_kernel(
     cache,
     blocks,
@@ -92,7 +94,7 @@ def read_rows(
     return values.view(*blocks.shape, cache.shape[2])
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["slots"])
 def _write_slots_kernel(
     cache,
     slots,
@@ -148,7 +150,7 @@ def write_slots(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) 
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["ids_from", "ids_to"])
 def _copy_blocks_kernel(
     source, target, ids_from, ids_to, source_stride, target_stride, size, BLOCK: tl.constexpr
 ):

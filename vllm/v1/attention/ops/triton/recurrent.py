@@ -31,6 +31,9 @@ _STATE_COLUMNS = 256 if IS_INTERPRETED else 32
 _CHANNELS = 4096 if IS_INTERPRETED else 128
 _CONVOLVED_ROWS = 64 if IS_INTERPRETED else 16
 _SILU, _SIGMOID = 0, 1
+# Parts of a step's one buffer, which begin anywhere in it: one program serves them all.
+_TABLES = ["row_requests", "starts", "counts", "sources", "store_firsts", "store_counts"]
+_TABLES += ["store_ends", "store_tables", "block_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class StateTables:
 # -- convolution ------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_TABLES)
 def _convolve_kernel(
     rows,
     pages,
@@ -114,7 +117,7 @@ def _convolve_kernel(
     tl.store(out + target, mixed, mask=(row < num_rows)[:, None] & is_channel[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_TABLES)
 def _store_columns_kernel(
     rows,
     pages,
@@ -224,7 +227,7 @@ def _scan_rows(
     return state
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_TABLES)
 def _scan_kernel(
     queries,
     keys,
