@@ -4,8 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= deepseek-v4
 ARGS ?= --block-size 32
-# Test processes side by side; a file's tests stay together and share its servers.
+# Test processes side by side; a file's tests stay together and share its servers. Which file comes
+# first: tests/distributing.py.
 WORKERS ?= 2
+
+# The tests start hundreds of processes, which would each compile all that they import.
+unexport PYTHONDONTWRITEBYTECODE
 
 NPU_VENV ?= .venv-npu
 DOCS_VENV ?= .venv-docs
@@ -18,7 +22,7 @@ serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Real clients from PyPI and npm against a server, each group in an environment of its own; writes
 # docs/clients.md. CLIENTS="--only litellm" runs some.

@@ -153,10 +153,11 @@ class Injector:
     Owns: what was done, who is paused.
     """
 
-    def __init__(self, cluster: Any, speakers: Speakers, folder: Path, replicas: int, seed: int):
-        self._cluster, self._speakers, self._folder = cluster, speakers, folder
-        self._replicas = replicas
-        self._rng = random.Random(seed + 1000)
+    def __init__(self, cluster: Any, speakers: Speakers, fleet: "Fleet", args: argparse.Namespace):
+        self._cluster, self._speakers, self._folder = cluster, speakers, fleet.folder
+        self._replicas = fleet.replicas
+        self._deaths_left = args.deaths
+        self._rng = random.Random(args.seed + 1000)
         self.done: Counter[str] = Counter()
         self._ordered: Counter[str] = Counter()
 
@@ -221,6 +222,8 @@ class Injector:
             self._rng.choice([*self._speakers.open.values()]).cancel()
             self.done[kind] += 1
             return
+        if kind in PROCESS_FAULTS and not self._deaths_left:
+            return
         # Deaths one at a time, but for every fourth: the last one may go too.
         if kind in PROCESS_FAULTS and len(cores) < self._replicas and self._rng.random() < 0.75:
             return
@@ -231,14 +234,16 @@ class Injector:
         except psutil.NoSuchProcess:
             return
         self.done[kind] += 1
+        self._deaths_left -= kind in PROCESS_FAULTS
 
     async def _strike(self, kind: str, core: psutil.Process) -> None:
         victim = core if kind.startswith("core") else core.parent() or core
         if kind == "node dies":
             node = next(iter(self._cluster.worker_nodes))
-            self._cluster.remove_node(node, allow_graceful=False)
+            # In a thread, as each takes seconds: clients go on meanwhile.
+            await asyncio.to_thread(self._cluster.remove_node, node, allow_graceful=False)
             await asyncio.sleep(1)
-            self._cluster.add_node(**NODE)
+            await asyncio.to_thread(add_node, self._cluster)
         elif kind.endswith("dies"):
             victim.send_signal(signal.SIGKILL)
         else:
@@ -256,6 +261,17 @@ NODE: dict[str, Any] = {
     "object_store_memory": 80 << 20,
     "node_ip_address": "127.0.0.1",
 }
+
+
+def add_node(cluster: Any) -> None:
+    """Start a node; again where it does not come up within Ray's own 30 s on a busy machine."""
+    for tries_left in (3, 2, 1, 0):
+        try:
+            cluster.add_node(**NODE)
+            return
+        except Exception:  # Ray has no class for it
+            if not tries_left:
+                raise
 
 
 class Judge:
@@ -325,7 +341,7 @@ async def drive(args: argparse.Namespace, cluster: Any, fleet: "Fleet") -> dict[
             asyncio.create_task(speakers.speak(client, requests)) for _ in range(args.speakers)
         ]
         if args.faults:
-            injector = Injector(cluster, speakers, fleet.folder, fleet.replicas, args.seed)
+            injector = Injector(cluster, speakers, fleet, args)
             await injector.run(args.faults, args.seconds)
             report["faults"] = dict(injector.done)
         else:
@@ -373,6 +389,9 @@ def main() -> None:
     parser.add_argument("--pool-mib", type=int, nargs="+", default=[100])
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--faults", type=int, default=0)
+    parser.add_argument(
+        "--deaths", type=int, default=sys.maxsize, help="of processes and nodes, at most"
+    )
     parser.add_argument("--seconds", type=float, default=0, help="at most; 0: as long as it takes")
     parser.add_argument("--speakers", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.2)

@@ -1,7 +1,8 @@
 """Whether a request's answer depends on what else the server does.
 
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
-        [--shape gemma4|gemma4-experts|qwen3.5|...] [--offline]
+        [--shape gemma4|gemma4-experts|qwen3|qwen3.5|...] [--stored Q4_0|w4a16|nvfp4|...]
+        [--quantization int8] [--offline]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs
 one request at a time on one thread and caches nothing; every second answer is drawn, with a seed.
@@ -14,7 +15,8 @@ JSON line, which also counts what each setting is there for: hits, drafts, preem
 and values, and per-layer inputs, as E2B; ``gemma4-experts`` has one product for keys and values and
 experts beside the MLP, as 26B-A4B; the others have recurrent layers. Those that end in ``-mtp``
 have a block that drafts and is right about every second time, for the settings of that name.
-``--offline`` asks engines in this process in place of servers.
+``--stored`` keeps the matrices of ``--shape qwen3`` in a type of GGUF, or in one of the formats of
+``packed_formats``. ``--offline`` asks engines in this process in place of servers.
 """
 
 import argparse
@@ -25,7 +27,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +36,23 @@ import torch
 
 from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
+from tests.model_executor.model_loader.gguf_files import Type, write_gguf
+from tests.model_executor.model_loader.packed_formats import FORMATS, write_quantised
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
 from tests.model_executor.models.decoder.drafting import write_drafting_model
 from tests.model_executor.models.decoder.reference import (
+    build_hf_model,
     gemma4_moe,
     gemma4_small,
     glm5_next,
     kimi_linear,
+    published_tensors,
+    qwen3,
     qwen3_5,
 )
 from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.tokenizers.family_tokenizers import byte_level
-from vllm import LLM, SamplingParams
+from vllm import LLM, SamplingParams, envs
 
 MODEL_NAME = "measured"
 COMMON = ("--block-size", "32", "--max-model-len", "1024", "--served-model-name", MODEL_NAME)
@@ -118,6 +125,10 @@ _GEMMA4 = {
 SHAPES: dict[str, dict[str, Any]] = {
     "gemma4": gemma4_small(**_GEMMA4, hidden_size_per_layer_input=32),
     "gemma4-experts": gemma4_moe(**_GEMMA4, moe_intermediate_size=64),
+    # Wide enough for all types of GGUF, and for several chains of a sum.
+    "qwen3": qwen3(
+        vocab_size=VOCAB_SIZE, hidden_size=256, intermediate_size=768, num_hidden_layers=4
+    ),
     "qwen3.5": qwen3_5(vocab_size=VOCAB_SIZE),
     **{
         name: {**raw, "vocab_size": VOCAB_SIZE}
@@ -193,12 +204,22 @@ async def ask_all(
     return answers
 
 
-def write_shape(shape: str, folder: Path) -> None:
-    """Write the checkpoint of a shape."""
+def write_shape(shape: str, folder: Path, stored: str | None = None) -> Path:
+    """Write the checkpoint of a shape; return what is served."""
     if shape in DRAFTING:
         write_drafting_model(DRAFTING[shape], folder)
-    else:
-        write_model(SHAPES[shape], folder, byte_level())
+        return folder
+    raw, tokenizer = SHAPES[shape], byte_level()
+    if stored in Type.__members__:
+        folder.mkdir()
+        state = published_tensors(build_hf_model(raw, seed=7))
+        file = folder / "model.gguf"
+        write_gguf(shape, raw, state, file, [Type[str(stored)]], tokenizer)
+        return file
+    model = write_model(raw, folder, tokenizer)
+    if stored is not None:
+        write_quantised(FORMATS[stored], raw, published_tensors(model), folder)
+    return folder
 
 
 def read_counter(url: str, name: str) -> int:
@@ -292,7 +313,11 @@ def main() -> int:
         "--model", default="deepseek-v4", help="A folder or GGUF file; of 1,000 tokens at least."
     )
     parser.add_argument("--shape", choices=[*SHAPES, *DRAFTING], help="In place of --model.")
+    parser.add_argument(
+        "--stored", choices=[*FORMATS, *Type.__members__], help="How --shape qwen3 is kept."
+    )
     parser.add_argument("--dtype", default="auto", help="As the server's.")
+    parser.add_argument("--quantization", help="As the server's.")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--settings", help="All that the model can run, if not given.")
@@ -309,17 +334,22 @@ def main() -> int:
         folder, model = Path(name), args.model
         if args.shape:
             model = str(folder / "model")
-            write_shape(args.shape, Path(model))
-        alone, _ = answer(folder, model, args.dtype, prompts, args.tokens, ALONE)
+            model = str(write_shape(args.shape, Path(model), args.stored))
+        own = () if args.quantization is None else ("--quantization", args.quantization)
+        alone_with = replace(ALONE, flags=(*ALONE.flags, *own))
+        alone, _ = answer(folder, model, args.dtype, prompts, args.tokens, alone_with)
         for name in args.settings.split(",") if args.settings else settings:
-            setting = settings[name]
+            setting = replace(settings[name], flags=(*settings[name].flags, *own))
             answers, count = answer(folder, model, args.dtype, prompts, args.tokens, setting)
             equal[name] = sum(a == b for a, b in zip(answers, alone, strict=True))
             if setting.counts:
                 counted[f"{name}_counted"] = count
     options = {
         "model": args.shape or args.model,
+        "stored": args.stored,
         "dtype": args.dtype,
+        "quantization": args.quantization,
+        "rounds_inputs": envs.VLLM_CPU_INT4_W4A8,
         "requests": args.requests,
         "tokens": args.tokens,
         "offline": args.offline,

@@ -2,27 +2,40 @@
 
     python -m benchmarks.tenant_flood_live [--flags "-dp 2"]
     python -m benchmarks.tenant_flood_live --shares --seconds 60 [--flags "-dp 2"]
+    python -m benchmarks.tenant_flood_live --shares --seconds 60 --rounds 1 --replicas 2
 
 Three tenants send a request of a conversation each second in turn; the fourth sends as many as one
 of them (held) or 20 times as many (flood), on the embedded checkpoint. Runs alternate. With
 ``--shares`` all four ask for more than there is, each with prompts and answers of other lengths:
-what each was served, weighted as the server weighs it, in percent.
+what each was served, weighted as the server weighs it, in percent. With ``--replicas`` a fleet on
+a Ray cluster of two nodes on this machine serves in the place of a server.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import re
 import shlex
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.e2e.server_process import ServerProcess
+# Ray reads it when it is imported: loopback addresses are taken as they are.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+import ray
+from ray import serve
+
+from tests.e2e.server_process import ServerProcess, free_port
+from tests.ray_cluster import ray_cluster, start_serve
+from vllm.ray_serve import FleetArgs, app
 
 OTHERS = ("a", "b", "c")
 FLOODER = "flood"
@@ -102,7 +115,8 @@ async def count_served(client: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def find_shares(url: str, seconds: float) -> dict[str, float]:
-    """Have all tenants ask for more than there is; returns their shares of the time, in percent."""
+    """Have all tenants ask for more than there is; returns their shares of the time, in percent,
+    and the weighted tokens of all: what runs at a time must be little beside them."""
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits()) as client:
 
         async def keep_asking(tenant: str, number: int) -> None:
@@ -129,7 +143,28 @@ async def find_shares(url: str, seconds: float) -> dict[str, float]:
                 raise RuntimeError("a tenant stopped asking") from result
     served = {tenant: after[tenant] - before[tenant] for tenant in SHAPES}
     total = sum(served.values())
-    return {tenant: round(100 * tokens / total, 2) for tenant, tokens in served.items()}
+    shares = {tenant: round(100 * tokens / total, 2) for tenant, tokens in served.items()}
+    return {**shares, "tokens": total}
+
+
+@contextmanager
+def serving(folder: Path, flags: Sequence[str], replicas: int) -> Iterator[str]:
+    """Serve with flags; yields the URL. Replicas: of a fleet; 0: one server."""
+    if not replicas:
+        environment = {"VLLM_CHECK_INVARIANTS": "0", "VLLM_CPU_KVCACHE_SPACE": "0.1"}
+        with ServerProcess(folder / "log", *flags, environment=environment) as server:
+            yield server.url
+        return
+    with ray_cluster(4) as cluster:
+        ray.init(cluster.address, log_to_driver=False, logging_level="error")
+        port = free_port()
+        start_serve(port)
+        # As ServerProcess serves.
+        given = shlex.join(["--block-size", "32", *flags])
+        fleet = app(FleetArgs.model_validate({"replicas": replicas, "flags": given}))
+        serve.run(fleet, name="fleet", route_prefix="/")
+        yield f"http://127.0.0.1:{port}"
+        serve.shutdown()
 
 
 def main() -> None:
@@ -139,6 +174,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--shares", action="store_true")
     parser.add_argument("--flags", default="", help="further ones of vllm serve")
+    parser.add_argument("--replicas", type=int, default=0, help="of a fleet; 0: one server")
     args = parser.parse_args()
     tenants: list[dict[str, Any]] = [
         {"name": name, "keys": [f"sk-{name}"], "cache_guaranteed": 0.2} for name in OTHERS
@@ -149,15 +185,14 @@ def main() -> None:
         path.write_text(json.dumps({"tenants": tenants}))
         flags = ("--tenants", str(path), "--max-num-batched-tokens", "128", "--max-num-seqs", "16")
         flags += ("--max-model-len", "2048", *shlex.split(args.flags))
-        environment = {"VLLM_CHECK_INVARIANTS": "0", "VLLM_CPU_KVCACHE_SPACE": "0.1"}
-        with ServerProcess(Path(folder) / "log", *flags, environment=environment) as server:
+        with serving(Path(folder), flags, args.replicas) as url:
             for number in range(args.rounds):
                 if args.shares:
-                    shares = asyncio.run(find_shares(server.url, args.seconds))
+                    shares = asyncio.run(find_shares(url, args.seconds))
                     print("shares", json.dumps(shares), flush=True)
                     continue
                 for name, factor in (("held", 1), ("flood", 20)):
-                    figures = asyncio.run(run(server.url, factor, args.seconds, f"{name} {number}"))
+                    figures = asyncio.run(run(url, factor, args.seconds, f"{name} {number}"))
                     print(name, json.dumps(figures), flush=True)
 
 

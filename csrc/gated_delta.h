@@ -103,6 +103,35 @@ inline void end_token(const ColumnTile<N>& tile, const HeadTokens& at, const flo
   each<N>([&](auto n) VN_NOW { tile.store_part(at.output + tile.first, n, sums[n]); });
 }
 
+// A token alone, begin_token and end_token without the scratch: the state is read twice, the second
+// time from the second-level cache, and scaled again, with the same bits. to: may be from.
+template <bool kByChannel, int N>
+inline void take_token(const ColumnTile<N>& tile, const HeadTokens& at, const float* from, float* to,
+                       int64_t stride) {
+  Vec read[N], change[N], sums[N];
+  each<N>([&](auto n) VN_NOW { read[n] = sums[n] = zero(); });
+  Vec factor = fill(at.factor[0]);
+  for (int64_t i = 0; i < at.key_dim; ++i) {
+    if constexpr (kByChannel) factor = fill(at.factor[i]);
+    const Vec key = fill(at.key[i]);
+    each<N>([&](auto n) VN_NOW {
+      read[n] = fused(key, mul(factor, tile.load_part(from + i * stride, n)), read[n]);
+    });
+  }
+  find_change(tile, at, read, change);
+  for (int64_t i = 0; i < at.key_dim; ++i) {
+    if constexpr (kByChannel) factor = fill(at.factor[i]);
+    const Vec key = fill(at.key[i]), query = fill(at.query[i]);
+    each<N>([&](auto n) VN_NOW {
+      const Vec old = mul(factor, tile.load_part(from + i * stride, n));
+      const Vec value = fused(key, change[n], old);
+      tile.store_part(to + i * stride, n, value);
+      sums[n] = fused(query, value, sums[n]);
+    });
+  }
+  each<N>([&](auto n) VN_NOW { tile.store_part(at.output + tile.first, n, sums[n]); });
+}
+
 // end_token and the next token's begin_token in one pass, with the same bits.
 template <int N, bool kByChannel>
 inline void pass_on(const ColumnTile<N>& tile, const HeadTokens& at, const HeadTokens& next,
@@ -141,7 +170,7 @@ inline HeadTokens token_at(const HeadTokens& tokens, int64_t index) {
 }
 
 // Takes a tile of columns through all tokens.
-template <int N, bool kByChannel>
+template <bool kByChannel, int N>
 inline void scan_tile(const ColumnTile<N>& tile, const HeadTokens& tokens, const float* source,
                       const HeadStore* stores, int64_t num_stores) {
   thread_local Floats space;
@@ -164,12 +193,25 @@ inline void scan_tile(const ColumnTile<N>& tile, const HeadTokens& tokens, const
   }
 }
 
-// Vectors of a tile of columns. Sums of all of them stay in registers.
+// Calls body(tile) for tiles of N vectors of the columns from `at` on, the rest in narrower ones.
+template <int N, typename Body>
+VN_INLINE void each_tile(int64_t at, int64_t width, Body&& body) {
+  for (; at + N * kLanes <= width; at += N * kLanes) body(ColumnTile<N>{at, kLanes});
+  if constexpr (N > 1) {
+    each_tile<N / 2>(at, width, body);
+  } else if (at < width) {
+    body(ColumnTile<1>{at, static_cast<int>(width - at)});
+  }
+}
+
+// Vectors of a tile of columns that passes many tokens: sums of all of them stay in registers.
 #if defined(__AVX512F__)
 constexpr int kScanVecs = 4;
 #else
 constexpr int kScanVecs = 2;
 #endif
+// Of one that passes a token alone: wide, as it waits for memory, which is quickest in order.
+constexpr int kTakeVecs = 8;
 
 // Takes a head's state through consecutive tokens, whose number is the last store's end. Stores
 // ascend, one at most for a token, and all but the last have a state. A store may lie where the
@@ -178,14 +220,16 @@ template <bool kByChannel>
 inline void scan_head(const HeadTokens& tokens, const float* source, const HeadStore* stores,
                       int64_t num_stores) {
   const int64_t width = tokens.value_dim;
-  int64_t at = 0;
-  for (; at + kScanVecs * kLanes <= width; at += kScanVecs * kLanes) {
-    scan_tile<kScanVecs, kByChannel>({at, kLanes}, tokens, source, stores, num_stores);
+  float* state = stores[0].state;
+  if (source != nullptr && state != nullptr && num_stores == 1 && stores[0].end == 1) {
+    each_tile<kTakeVecs>(0, width, [&](const auto& tile) {
+      take_token<kByChannel>(tile, tokens, source + tile.first, state + tile.first, width);
+    });
+    return;
   }
-  for (; at < width; at += kLanes) {
-    const int lanes = static_cast<int>(std::min<int64_t>(kLanes, width - at));
-    scan_tile<1, kByChannel>({at, lanes}, tokens, source, stores, num_stores);
-  }
+  each_tile<kScanVecs>(0, width, [&](const auto& tile) {
+    scan_tile<kByChannel>(tile, tokens, source, stores, num_stores);
+  });
 }
 
 // x scaled to unit length, then by a factor; out may be x.

@@ -4,11 +4,13 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.building import build_once
+from tests.distributing import FileScheduling, sort_by_length
 
 # Torch reads it when it is loaded; servers that tests start inherit it. The models here are so
 # small that a second thread costs more than it brings, and very much more where other work shares
@@ -21,6 +23,19 @@ os.environ.setdefault("VLLM_WARM_GRAMMARS", "0")
 # How long an example takes says how busy the machine is, and every run draws the same examples.
 settings.register_profile("any_machine", deadline=None, derandomize=True)
 settings.load_profile("any_machine")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One of several processes: what takes longest first."""
+    if hasattr(config, "workerinput"):
+        items[:] = sort_by_length(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
+    """A file stays together, as ``--dist loadfile`` means it, and a little more does."""
+    return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _reset_loggers() -> None:

@@ -13,6 +13,10 @@ NUM_ANSWER = 2
 NUM_IDS = 260
 """Tokens that every checkpoint here has."""
 
+# Of a DeepSeek-V4: one layer of each kind, of which the drafting block is the one that has windows
+# alone; experts are looked up in the first and scored in the others.
+SHORT_V4: dict[str, Any] = {"num_hidden_layers": 2, "compress_ratios": [4, 128, 0]}
+
 Answers = list[tuple[list[int], int | None, int]]
 """Ids of an answer, tokens of its prompt that were hit, drafts that stood."""
 

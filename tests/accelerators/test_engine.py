@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.accelerators.asking import Answers, ask, find_few_kernels
+from tests.accelerators.asking import SHORT_V4, Answers, ask, find_few_kernels
 from tests.model_executor.model_loader.packed_formats import FORMATS, Format, write_quantised
 from tests.model_executor.models.decoder.checkpoints import FAMILIES, VOCAB_SIZE, write_model
 from tests.model_executor.models.decoder.drafting import write_drafting_model
@@ -151,7 +151,7 @@ def test_a_packed_checkpoint_is_served_as_it_is(
 def test_deepseek_v4_answers_as_on_a_cpu(
     run: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = write_tiny(tmp_path / "plain")
+    source = write_tiny(tmp_path / "plain", **SHORT_V4)
     drafted = run(source, "cuda-reference", 32, 1, lengths=(35,))
     assert drafted == run(source, "cpu", 32, 1, lengths=(35,))
     assert sum(accepted for *_, accepted in drafted)

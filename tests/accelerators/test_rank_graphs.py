@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.accelerators.asking import SHORT_V4
 from tests.accelerators.rank_engine import LENGTHS, SIZE, UNITS, answer_as_rank
 from tests.accelerators.test_engine import DECODERS, run
 from tests.model_executor.models.decoder.checkpoints import write_model
@@ -20,7 +21,7 @@ __all__ = ["run"]  # the fixture
 
 def test_ranks_answer_as_one_cpu(run: Any, tmp_path: Path) -> None:
     write_model(DECODERS["qwen3-next"], tmp_path / "qwen3-next", byte_level())
-    write_tiny(tmp_path / "deepseek-v4")
+    write_tiny(tmp_path / "deepseek-v4", **SHORT_V4)
     processes = multiprocessing.get_context("spawn")
     ranks = [processes.Process(target=answer_as_rank, args=(r, tmp_path)) for r in range(SIZE)]
     for rank in ranks:

@@ -21,9 +21,11 @@ def add(driver: PrefixDriver, number: int, spans: list[int], max_tokens: int = 1
     return driver.add(str(number), tokens, PrefixUnits(number, spans, 128), max_tokens)
 
 
-def test_hashes_follow_the_prefix_ids_and_answers_are_unique() -> None:
+@pytest.mark.parametrize("first", [7, 1 << 63, 1 << 127])
+def test_hashes_follow_the_prefix_ids_and_answers_are_unique(first: int) -> None:
     driver = make_driver()
-    one, two = add(driver, 1, [7, 8]), add(driver, 2, [7, 9])
+    one, two = add(driver, 1, [first, first + 1]), add(driver, 2, [first, first + 2])
+    assert {len(name) for name in one.block_hashes} == {16}
     assert len(one.block_hashes) == len(set(one.block_hashes)) == 8
     assert one.block_hashes[:4] == two.block_hashes[:4]
     assert not set(one.block_hashes[4:]) & set(two.block_hashes[4:])

@@ -1,12 +1,17 @@
 """One server per platform, and clients of it: every test runs on the CPU and in reference mode."""
 
-from collections.abc import Iterator
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
 from tests.e2e.scripted_checkpoint import write_scripted_v4
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import NO_TLS, ServerProcess
+from vllm import LLM
+from vllm.platforms.resolve import get_current_platform
 
 _D = "｜DSML｜"
 # Every piece stands once, and none looks like a tag: grammars take <...> for special. Without
@@ -54,13 +59,28 @@ def platform_environment(platform: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def session_server(
-    tmp_path_factory: pytest.TempPathFactory, platform_environment: dict[str, str]
-) -> Iterator[ServerProcess]:
+def find_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], ServerProcess]]:
+    """Finds the shared server of a platform: starts with the first test that asks, and stays.
+
+    A fixture of a parameter ends when the next file begins with its first parameter again.
+    """
+    with contextlib.ExitStack() as servers:
+
+        @functools.cache
+        def find(platform: str) -> ServerProcess:
+            log_path = tmp_path_factory.mktemp("server") / "log.txt"
+            server = ServerProcess(log_path, environment=PLATFORMS[platform])
+            return servers.enter_context(server)
+
+        yield find
+
+
+@pytest.fixture(scope="session")
+def session_server(find_server: Callable[[str], ServerProcess], platform: str) -> ServerProcess:
     """The shared server of a platform."""
-    log_path = tmp_path_factory.mktemp("server") / "log.txt"
-    with ServerProcess(log_path, environment=platform_environment) as server:
-        yield server
+    return find_server(platform)
 
 
 @pytest.fixture
@@ -98,7 +118,25 @@ def scripted(session_scripted: ServerProcess) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
+def start_twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], LLM]]:
+    """Starts an engine of this process on a CPU, which is soon there, to compare a server with."""
+    for name in ("VLLM_ASCEND_REFERENCE", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.setenv(name, "0")
+    get_current_platform.cache_clear()
+    with contextlib.ExitStack() as engines:
+
+        def start(model: Path) -> LLM:
+            sizes = {"max_model_len": 1024, "kv_cache_memory_bytes": 32 << 20}
+            return engines.enter_context(LLM(model, block_size=32, **sizes))
+
+        yield start
+    get_current_platform.cache_clear()
+
+
+@pytest.fixture
 def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
     """OpenAI's own client."""
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+    http = openai.DefaultHttpxClient(verify=NO_TLS)
+    url = server.url + "/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http) as client:
         yield client

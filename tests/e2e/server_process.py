@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "0.03",
 }
 ENVIRONMENT = {**os.environ, **_ENVIRONMENT}
+# Nothing here speaks TLS: reading the system's certificates for each request takes longest of all.
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 _READY_LINE = re.compile(r"Engine core ready \(process (\d+)\)")
 
 
@@ -32,6 +35,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def sum_series(page: str, name: str, **labels: str) -> float:
+    """The sum of a metric's series that carry ``labels``."""
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in page.splitlines()
+        if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items())
+    )
 
 
 class ServerProcess:
@@ -104,24 +116,25 @@ class ServerProcess:
 
     def get(self, path: str) -> httpx.Response:
         """GET a path."""
-        return httpx.get(self.url + path, timeout=_ANSWER_TIMEOUT_S)
+        return httpx.get(self.url + path, timeout=_ANSWER_TIMEOUT_S, verify=NO_TLS)
 
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
         """POST JSON to a path."""
-        return httpx.post(self.url + path, json=body, timeout=_ANSWER_TIMEOUT_S, **kwargs)
+        url = self.url + path
+        return httpx.post(url, json=body, timeout=_ANSWER_TIMEOUT_S, verify=NO_TLS, **kwargs)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's series that carry ``labels``."""
-        total = 0.0
-        for line in self.get("/metrics").text.splitlines():
-            if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
-                total += float(line.rsplit(" ", 1)[1])
-        return total
+        return sum_series(self.get("/metrics").text, name, **labels)
 
     def wait_idle(self, timeout_s: float = 60.0) -> None:
         """Wait until nothing runs and no block is held; fails when that takes too long."""
         deadline = time.monotonic() + timeout_s
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        while any(values := [self.metric(f"vllm:{name}") for name in names]):
+        while True:
+            page = self.get("/metrics").text
+            values = [sum_series(page, f"vllm:{name}") for name in names]
+            if not any(values):
+                return
             assert time.monotonic() < deadline, dict(zip(names, values, strict=True))
             time.sleep(0.05)

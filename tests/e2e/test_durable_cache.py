@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import NO_TLS, ServerProcess
 
 
 def ask(server: ServerProcess, prompt: list[int], max_tokens: int = 8) -> tuple[str, int]:
@@ -42,7 +42,8 @@ def kill(server: ServerProcess) -> None:
 
 def look(server: ServerProcess) -> dict[str, Any]:
     """What the cache page shows."""
-    with httpx.stream("GET", f"{server.url}/cache/events", timeout=60) as response:
+    url = f"{server.url}/cache/events"
+    with httpx.stream("GET", url, timeout=60, verify=NO_TLS) as response:
         line = next(line for line in response.iter_lines() if line.startswith("data: {"))
     view: dict[str, Any] = json.loads(line.removeprefix("data: "))
     return view

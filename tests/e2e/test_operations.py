@@ -15,7 +15,7 @@ import pytest
 import trustme
 
 from tests.e2e.collector import Collector
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import NO_TLS, ServerProcess
 
 COMPLETIONS = "/v1/completions"
 SHORT = {"prompt": "The garden is quiet. " * 20, "max_tokens": 3, "temperature": 0}
@@ -72,7 +72,8 @@ def operated(
 
 
 def _scrape(server: ServerProcess) -> str:
-    response = httpx.get(server.url + "/llm/metrics", headers=KEY, timeout=60)
+    url = server.url + "/llm/metrics"
+    response = httpx.get(url, headers=KEY, timeout=60, verify=NO_TLS)
     assert response.status_code == 200
     return response.text
 

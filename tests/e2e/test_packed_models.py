@@ -1,6 +1,7 @@
 """A GGUF file and an AWQ folder, served: the answers of their decoded twins."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from tests.model_executor.model_loader.packed_formats import FORMATS, write_quan
 from tests.model_executor.models.decoder.reference import build_hf_model, qwen3
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.tokenizers.family_tokenizers import byte_level
+from vllm import LLM, SamplingParams
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CPU = {"VLLM_ASCEND_REFERENCE": "0"}
+PROMPT = random_tokens(100, 5, 256)
+CHAT: Any = [{"role": "user", "content": "in time"}]
 RAW = qwen3(vocab_size=byte_level().vocab_size, hidden_size=256, intermediate_size=256, head_dim=64)
 
 
@@ -32,8 +36,7 @@ def ask(model: Path, log: Path) -> tuple[Any, Any, int]:
     """Returns a greedy answer, a chat's, and how long a second asking's hit was."""
     flags = ("--served-model-name", "tiny", "--max-model-len", "1024")
     with ServerProcess(log, *flags, model=str(model), environment=CPU) as server:
-        prompt = random_tokens(100, 5, 256)
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
         first, second = (
             server.post("/v1/completions", {**body, "ignore_eos": True}).json() for _ in range(2)
         )
@@ -42,7 +45,7 @@ def ask(model: Path, log: Path) -> tuple[Any, Any, int]:
             "/v1/chat/completions",
             {
                 "model": "tiny",
-                "messages": [{"role": "user", "content": "in time"}],
+                "messages": CHAT,
                 "max_tokens": 8,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -52,8 +55,19 @@ def ask(model: Path, log: Path) -> tuple[Any, Any, int]:
         return first["choices"][0]["text"], chat["choices"][0]["message"]["content"], hit
 
 
+def ask_twin(llm: LLM) -> tuple[Any, Any, int | None]:
+    """The same of an engine."""
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    first, second = (llm.generate([{"prompt_token_ids": PROMPT}], params)[0] for _ in range(2))
+    assert first.outputs[0].text == second.outputs[0].text
+    (chat,) = llm.chat(CHAT, params)
+    return first.outputs[0].text, chat.outputs[0].text, second.num_cached_tokens
+
+
 @pytest.mark.parametrize("kind", ["gguf", "awq"])
-def test_a_packed_model_is_served(kind: str, tmp_path: Path) -> None:
+def test_a_packed_model_is_served(
+    kind: str, tmp_path: Path, start_twin: Callable[[Path], LLM]
+) -> None:
     state = dict(build_hf_model(RAW, seed=7).state_dict())
     state.pop("lm_head.weight", None)
     twin_folder, packed = tmp_path / "twin", tmp_path / "packed"
@@ -72,7 +86,7 @@ def test_a_packed_model_is_served(kind: str, tmp_path: Path) -> None:
     (twin_folder / "config.json").write_text(json.dumps(RAW))
     write_tokenizer_files(twin_folder)
     answers = ask(model, tmp_path / "log.txt")
-    assert answers == ask(twin_folder, tmp_path / "twin.txt")
+    assert answers == ask_twin(start_twin(twin_folder))
     assert answers[2] == 96
     log = (tmp_path / "log.txt").read_text()
     assert "native kernels: off" not in log

@@ -1,12 +1,11 @@
 """The Ascend tree in reference mode behind a real server: it is used, and says the same."""
 
 import random
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import PLATFORMS
 from tests.e2e.server_process import ServerProcess
 
 COMPLETIONS = "/v1/completions"
@@ -36,14 +35,16 @@ def test_a_resend_hits_at_one_unit(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("platform", ["ascend"], indirect=True)
-def test_the_same_tokens_as_the_cpu(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_same_tokens_as_the_cpu(
+    server: ServerProcess, find_server: Callable[[str], ServerProcess]
+) -> None:
     rng = random.Random(11)
     prompts = [[rng.randrange(10, 2000) for _ in range(length)] for length in (5, 70, 150, 700)]
-    with ServerProcess(tmp_path / "log.txt", environment=PLATFORMS["cpu"]) as cpu:
-        for prompt in prompts:
-            ours, theirs = (_complete(s, prompt)["choices"][0] for s in (server, cpu))
-            assert ours["text"] == theirs["text"]
-            assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
-            assert ours["logprobs"]["token_logprobs"] == pytest.approx(
-                theirs["logprobs"]["token_logprobs"], abs=1e-3
-            )
+    cpu = find_server("cpu")
+    for prompt in prompts:
+        ours, theirs = (_complete(s, prompt)["choices"][0] for s in (server, cpu))
+        assert ours["text"] == theirs["text"]
+        assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
+        assert ours["logprobs"]["token_logprobs"] == pytest.approx(
+            theirs["logprobs"]["token_logprobs"], abs=1e-3
+        )

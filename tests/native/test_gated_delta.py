@@ -76,12 +76,15 @@ def test_numbers_are_those_of_the_reference(
 
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_all_vector_builds_give_the_same_bits(by_channel: bool) -> None:
-    inputs, state = draw_inputs(5, 2, 2, 37, 83, by_channel)
+    inputs, state = draw_inputs(5, 2, 2, 37, 131, by_channel)
     results = []
     for build in builds():
-        own = state.clone()
-        results.append((make_context(1, build).gated_delta(*inputs, own), own))
-    assert len(results) > 1
+        context = make_context(1, build)
+        for size in (5, 1):  # all at once, and one by one, as in decode
+            own = state.clone()
+            parts = zip(*(part.split(size) for part in inputs), strict=True)
+            results.append((torch.cat([context.gated_delta(*part, own) for part in parts]), own))
+    assert len(results) > 2
     for outputs, own in results[1:]:
         assert torch.equal(outputs, results[0][0])
         assert torch.equal(own, results[0][1])

@@ -59,11 +59,10 @@ def conversations() -> list[list[str]]:
     ]
 
 
-def test_conversations_get_one_servers_tokens_and_hits_are_foretold(fleet: str) -> None:
-    llm = LLM("deepseek-v4", block_size=32)
+def test_conversations_get_one_servers_tokens_and_hits_are_foretold(fleet: str, alone: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=6)
     expected = {
-        prompt: llm.generate([prompt], params)[0].outputs[0].text
+        prompt: alone.generate([prompt], params)[0].outputs[0].text
         for turns in conversations()
         for prompt in turns
     }

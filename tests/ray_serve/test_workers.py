@@ -33,12 +33,6 @@ def texts(llm: LLM) -> list[str]:
     return [output.outputs[0].text for output in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[str]:
-    """One engine's answers."""
-    return texts(LLM("deepseek-v4", block_size=32))
-
-
 def find_nodes(ending: str) -> set[int]:
     """The raylets under which processes run whose command line ends so."""
     raylets = set()
@@ -50,7 +44,7 @@ def find_nodes(ending: str) -> set[int]:
     return raylets
 
 
-def test_workers_stand_on_two_nodes(cluster: Any, expected: list[str]) -> None:
+def test_workers_stand_on_two_nodes(cluster: Any, alone: LLM) -> None:
     """Each node has room for one of two workers that take two CPUs of its three."""
     import ray
 
@@ -65,7 +59,7 @@ def test_workers_stand_on_two_nodes(cluster: Any, expected: list[str]) -> None:
             tensor_parallel_size=2,
             distributed_executor_backend="ray",
         )
-        assert texts(llm) == expected
+        assert texts(llm) == texts(alone)
         assert len(find_nodes("ray::RankActor")) == 2
         del llm
     finally:
@@ -73,7 +67,7 @@ def test_workers_stand_on_two_nodes(cluster: Any, expected: list[str]) -> None:
             ray.util.remove_placement_group(blocker)
 
 
-def test_cores_stand_on_two_nodes(cluster: Any, expected: list[str]) -> None:
+def test_cores_stand_on_two_nodes(cluster: Any, alone: LLM) -> None:
     llm = LLM(
         "deepseek-v4",
         block_size=32,
@@ -81,7 +75,7 @@ def test_cores_stand_on_two_nodes(cluster: Any, expected: list[str]) -> None:
         data_parallel_backend="ray",
         data_parallel_address="127.0.0.1",
     )
-    assert texts(llm) == expected
+    assert texts(llm) == texts(alone)
     assert len(find_nodes("vllm.v1.engine.core_proc")) == 2
 
 

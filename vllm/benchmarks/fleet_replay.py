@@ -235,11 +235,18 @@ def make_fleet_job(args: argparse.Namespace) -> FleetJob:
         args.trace, block=args.trace_block_size, every=args.every, limit=args.limit, bad=bad
     )
     number = longest = 0
+    last_s = float("-inf")
     for line in lines:
         number += 1
+        if line.arrival_s < last_s:
+            raise ConfigError(
+                f"{args.trace}: request {number} comes before the one above it. --servers reads a "
+                "trace line by line: sort it by timestamp."
+            )
+        last_s = line.arrival_s
         longest = max(longest, line.num_prompt_tokens + line.num_output_tokens)
     if not number:
-        raise ConfigError(f"{args.trace} has no usable line. " + "; ".join(bad.shown))
+        raise bad.nothing_left()
     if args.trace_speed == float("inf"):
         raise ConfigError("--servers needs times: --trace-speed inf has none.")
     settings = SimSettings(

@@ -26,7 +26,6 @@ from vllm.cachelab.sim.grid import Variant, run_grid
 from vllm.cachelab.sim.loads import trace_load
 from vllm.cachelab.sim.settings import SimSettings, find_hf_config
 from vllm.config.parallel import ParallelConfig
-from vllm.exceptions import ConfigError
 
 _GIB = 1 << 30
 
@@ -139,7 +138,7 @@ def make_job(args: argparse.Namespace) -> ReplayJob:
         args.trace, block=args.trace_block_size, every=args.every, limit=args.limit, bad=bad
     )
     if not trace:
-        raise ConfigError(f"{args.trace} has no usable line. " + "; ".join(bad.shown))
+        raise bad.nothing_left()
     if args.max_output_tokens is not None:
         most = args.max_output_tokens
         trace = [replace(r, num_output_tokens=min(r.num_output_tokens, most)) for r in trace]

@@ -173,11 +173,25 @@ class _IgnoreAction(argparse.Action):
             namespace.ignored_flags = (*noted, self._flag)
 
 
+class _SayDefaults(argparse.HelpFormatter):
+    """Says a flag's default behind its help, where that does not."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default: Any = action.default
+        if isinstance(default, list | tuple):
+            default = " ".join(map(str, default))
+        is_said = isinstance(default, int | float | str) and not isinstance(default, bool)
+        if not is_said or default in ("", argparse.SUPPRESS) or "efault" in (action.help or ""):
+            return action.help
+        return f"{action.help} Default: {default}.".replace("%", "%%")
+
+
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """An ArgumentParser with vLLM's spellings and errors that say what to do."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", _SayDefaults)
         super().__init__(*args, **kwargs)
         self._notes: list[FlagNote] = []
 

@@ -31,3 +31,10 @@ def parse_size(name: str, text: str) -> int:
             f"{name}={text!r} is no size: write bytes, or a number such as 8GiB or 500MB."
         )
     return int(number * units[unit])
+
+
+def show_size(num_bytes: int) -> str:
+    """Return bytes as people read them: ``2.9 MiB``, ``16.0 GiB``."""
+    units = ("KiB", "MiB", "GiB")
+    power = next((p for p in (1, 2) if num_bytes < 1024 ** (p + 1)), 3)
+    return f"{num_bytes / 1024**power:.1f} {units[power - 1]}"

@@ -61,6 +61,9 @@ BAD = (
     {**GOOD, "hash_ids": "12"},
     {**GOOD, "input_length": "x"},
     {**GOOD, "timestamp": "x"},
+    {**GOOD, "timestamp": float("nan")},
+    {**GOOD, "timestamp": 10**400},
+    "[" * 100_000,
 )
 
 
@@ -68,9 +71,10 @@ def test_bad_lines_of_a_trace_are_counted_and_the_first_three_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = _write(tmp_path / "t.jsonl", GOOD, *BAD, "", GOOD)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as some editors begin a file
     trace = read_timed_trace(path)
     assert [r.arrival_s for r in trace] == [1.5, 1.5]
-    assert "7 lines were skipped" in caplog.text
+    assert f"{len(BAD)} lines were skipped" in caplog.text
     assert all(f"line {n} of" in caplog.text for n in (2, 3, 4))
     assert "line 5 of" not in caplog.text
 

@@ -7,13 +7,14 @@ import pytest
 
 from benchmarks.chat_trace import BLOCK
 from tests.cachelab.sim.small_chat import LINES, SETTINGS
-from vllm.benchmarks.flags import BALANCERS
-from vllm.benchmarks.fleet_replay import Bursts, FleetJob, format_fleet
+from vllm.benchmarks.flags import BALANCERS, add_replay_flags
+from vllm.benchmarks.fleet_replay import Bursts, FleetJob, format_fleet, make_fleet_job
 from vllm.cachelab.sim.balancers import Sessions, SimpleBalancer, make_balancer
 from vllm.cachelab.sim.cost import CostModel
 from vllm.cachelab.sim.fleet import FleetResult, Losses, Restarts
 from vllm.cachelab.sim.warm_up import WarmUp
 from vllm.exceptions import ConfigError
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.data_parallel.directory import CacheShape
 from vllm.v1.engine.data_parallel.router import RouterSettings
 
@@ -93,6 +94,16 @@ def test_there_may_be_more_servers_than_cores_of_one(path: Path) -> None:
     job = FleetJob(path, SETTINGS, CostModel.published_a3(), 70, BLOCK, limit=20, decode_stride=64)
     result = job.run("prefix")
     assert len(result.latency_s) == 20
+
+
+def test_a_trace_out_of_order_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (LINES[-1], LINES[0])))
+    parser = FlexibleArgumentParser()
+    add_replay_flags(parser)
+    flags = [str(path), "--servers", "2", "--trace-block-size", str(BLOCK), "--pool-gib", "1"]
+    with pytest.raises(ConfigError, match="request 2 comes before the one above it"):
+        make_fleet_job(parser.parse_args(flags))
 
 
 def test_a_budget_is_checked() -> None:

@@ -8,6 +8,8 @@ import pytest
 from tests.cachelab.twin.recorded_run import SMALL_LLAMA, RecordedRun, small_settings
 from vllm.cachelab.twin.exact import ExactTwin
 from vllm.cachelab.twin.trace_file import CacheTrace, read_trace
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.request import RequestStatus
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
 CASES: dict[str, dict[str, Any]] = {
@@ -75,3 +77,18 @@ def test_pins_come_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("VLLM_PIN_SWA_TOKENS")
     monkeypatch.delenv("VLLM_PIN_MIN_DROP_SIZE")
     assert _twin(read_trace(path)) == run.cached
+
+
+def test_a_request_may_end_while_its_grammar_is_compiled(tmp_path: Path) -> None:
+    """Its grammar is refused, or its client leaves."""
+    path = tmp_path / "trace.jsonl"
+    run = RecordedRun(path, small_settings(), seed=0)
+    grammar = StructuredOutputsParams(regex="x")
+    for status in (RequestStatus.FINISHED_ERROR, RequestStatus.FINISHED_ABORTED):
+        blocked = run.add([1, 2, 3], max_tokens=1, structured_outputs=grammar)
+        run.step()
+        run.scheduler.finish_requests(blocked, status)
+    run.add([1, 2, 3], max_tokens=1)
+    run.step()
+    run.scheduler.shutdown()
+    assert _twin(read_trace(path, is_strict=True)) == run.cached

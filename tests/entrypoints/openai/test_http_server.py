@@ -8,9 +8,12 @@ import sys
 import threading
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from vllm.entrypoints.openai.app import build_app, list_routes
 from vllm.entrypoints.openai.http_server import _unless, curl_line, in_daemon_thread
 from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.web_server import make_uvicorn_config
 
 
@@ -26,6 +29,18 @@ def test_idle_connections_are_for_clients_and_proxies_to_close() -> None:
     config = make_uvicorn_config(lambda: None, ServerArgs(), close_timeout_s=1)
     # Longest first: nginx keeps them for 60 s, httpx for 5, Node's fetch for 4.
     assert config.timeout_keep_alive > 60
+
+
+@pytest.mark.parametrize("developing", ["0", "1"])
+def test_the_routes_that_are_logged_are_the_documents(
+    developing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", developing)
+    app = build_app(ServerState(), ServerArgs(), CollectorRegistry())
+    documented = app.openapi()["paths"].items()
+    expected = {path: sorted(map(str.upper, methods)) for path, methods in documented}
+    assert list_routes(app) == expected
+    assert ("/server_info" in expected) is (developing == "1")
 
 
 async def test_blocking_work_in_a_thread() -> None:

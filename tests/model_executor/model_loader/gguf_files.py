@@ -358,6 +358,7 @@ class _Matrix:
             source = np.ascontiguousarray(tile(self._name, value, self._raw))
         stored, decoded = store(self._kind, source, self._seed)
         self._add(stored_name, stored, self._kind)
+        decoded = decoded * self._add_scales(stored_name, 1)
         self.twin = unpair_rows(decoded, head_dim) if is_paired else decoded
         if "linear_attn" in self._name:
             self.twin = tile(self._name, decoded, self._raw, back=True)
@@ -397,4 +398,14 @@ class _Matrix:
             for e, matrix in enumerate(rows)
         ]
         self._add(name, np.stack([stored for stored, _ in parts]), self._kind)
-        return np.stack([decoded for _, decoded in parts])
+        scales = self._add_scales(name, len(parts))
+        return np.stack([decoded for _, decoded in parts]) * scales[:, None, None]
+
+    def _add_scales(self, name: str, count: int) -> np.ndarray:
+        """Adds what NVFP4 matrices are multiplied by, and what their inputs would be divided by."""
+        if self._kind != Type.NVFP4:
+            return np.ones(count, np.float32)
+        scales = np.linspace(0.3, 0.7, count + self._seed % 3, dtype=np.float32)[-count:]
+        for leaf in (".scale", ".input_scale"):
+            self._add(name.replace(".weight", leaf), scales)
+        return scales

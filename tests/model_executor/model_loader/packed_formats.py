@@ -30,6 +30,7 @@ class Format:
     scale_type: torch.dtype = torch.float16
     rounds_inputs: bool = False
     block: int = 0  # rows and columns under one scale, by the name of fp8 alone
+    is_whole: bool = False  # one scale for the matrix, and scales fixed beforehand for its inputs
 
     def config(self) -> dict[str, Any]:
         """Returns the quantization_config."""
@@ -80,6 +81,9 @@ class Format:
             "mxfp8": "mxfp8-quantized",
         }
         inputs = None
+        if self.is_whole:
+            weights["strategy"] = "tensor"
+            inputs = {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}
         if self.method in ("nvfp4", "mxfp4", "mxfp8"):
             weights["type"] = "float"
         if self.method == "nvfp4":
@@ -109,6 +113,7 @@ FORMATS = {
     "w8a16": Format("packed", bits=8, group=16, scale_type=torch.bfloat16),
     "w8a16-asymmetric": Format("packed", bits=8, group=16, is_symmetric=False),
     "w8a16-channel": Format("int8", bits=8, group=0, scale_type=torch.float32),
+    "w8a8-static": Format("int8", bits=8, group=0, scale_type=torch.float32, is_whole=True),
     "fp8": Format("fp8", bits=8, group=0, scale_type=torch.bfloat16),
     "fp8-blocks": Format("fp8", bits=8, block=16, scale_type=torch.float32),
     "nvfp4": Format("nvfp4", group=16),
@@ -169,6 +174,8 @@ def encode(
         else:
             scale[:, g] = (high - low) / most
             zero[:, g] = (-low / scale[:, g]).round().clamp(0, most).int()
+    if form.is_whole:
+        scale = scale.amax(0, keepdim=True).expand(rows, 1)
     # What cannot be told from a scale's rounding is not at issue here.
     scale = scale.to(form.scale_type)
     codes = (weight / scale.float()[:, group_of]).round().int() + zero[:, group_of]
@@ -185,6 +192,9 @@ def _spell(
     zero: torch.Tensor,
     group_of: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
+    if form.is_whole:
+        fixed = {"weight_scale": scale[0], "input_scale": torch.tensor([0.02])}
+        return {"weight": (codes - 128).to(torch.int8), **fixed}
     if form.method == "int8":
         return {"weight": (codes - 128).to(torch.int8), "weight_scale": scale}
     if form.method == "packed":

@@ -51,13 +51,12 @@ def load(folder: Path, *, rounds_inputs: bool = False) -> DecoderForCausalLM:
     described = read_quantization(raw, folder)
     assert described is not None
     config = resolve_model(raw["architectures"]).parse_config(raw)
-    weights = PackedWeights(
-        read_stored_tensors(folder), described, config.names.translate, rounds_inputs=rounds_inputs
-    )
+    stored = [own for own in read_stored_tensors(folder) if not described.leaves_out(own.name)]
+    weights = PackedWeights(stored, described, config.names.translate, rounds_inputs=rounds_inputs)
     model = DecoderForCausalLM(
         config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
     )
-    load_model_weights(model, folder, use_tqdm=False)
+    load_model_weights(model, folder, use_tqdm=False, stored=stored)
     weights.finish_loading()
     return model
 
@@ -82,7 +81,7 @@ def load_one(
     assert made is not None
     slots = made.slots("a.b")
     stored = load_file(folder / "model.safetensors")
-    assert set(slots) == set(stored)
+    assert set(slots) == {name for name in stored if not described.leaves_out(name)}
     for name, slot in slots.items():
         part = take_shard(stored[name], weights.find_shard(name))
         if slot.dtype == torch.float8_e8m0fnu:

@@ -88,12 +88,17 @@ def test_compressed_groups_say_their_own_formats() -> None:
         ({"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}, None),
         ({"num_bits": 4, "type": "int", "dynamic": True, "strategy": "token"}, None),
         ({"num_bits": 8, "type": "int", "dynamic": True, "symmetric": False}, None),
+        ({"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}, None),
     ],
 )
 def test_what_inputs_are_rounded_to(inputs: dict[str, Any] | None, expected: str | None) -> None:
     declared = compressed()
     declared["config_groups"]["group_0"]["input_activations"] = inputs
     assert find(declared).inputs == expected
+    config = read_quantization({"quantization_config": declared})
+    assert config is not None
+    # What is asked for and not done is said.
+    assert bool(config.notes) == (inputs is not None and expected is None)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +140,7 @@ def test_what_inputs_are_rounded_to(inputs: dict[str, Any] | None, expected: str
         ),
         (modelopt(), WeightScheme("nvfp4", 4, 16)),
         ({**modelopt(), "quant_method": "modelopt_fp4"}, WeightScheme("nvfp4", 4, 16)),
+        (modelopt(quant_algo="FP8", kv_cache_quant_algo="FP8"), WeightScheme("fp8", 8)),
         (
             {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "GEMM"},
             WeightScheme("awq", 4, 64),
@@ -151,6 +157,7 @@ def test_what_inputs_are_rounded_to(inputs: dict[str, Any] | None, expected: str
             {"quant_method": "fp8", "weight_block_size": [128, 128]},
             WeightScheme("fp8", 8, block=(128, 128)),
         ),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, WeightScheme("fp8", 8)),
     ],
 )
 def test_schemes(declared: dict[str, Any], scheme: WeightScheme) -> None:
@@ -196,6 +203,34 @@ def test_older_releases_put_it_beside_the_config(tmp_path: Path) -> None:
     (tmp_path / "quant_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"quant_config\.json cannot be read"):
         read_quantization({}, tmp_path)
+
+
+def test_modelopt_names_layers_that_differ() -> None:
+    layers = {
+        "model.layers.0.mlp.down_proj": {"quant_algo": "FP8"},
+        "model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16},
+    }
+    declared = modelopt(quant_algo="MIXED_PRECISION", quantized_layers=layers)
+    assert find(declared) == WeightScheme("fp8", 8)
+    assert find(declared, "model.layers.0.mlp.up_proj") == WeightScheme("nvfp4", 4, 16)
+    assert find(declared, "model.layers.1.mlp.up_proj") is None
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        compressed(kv_cache_scheme={"num_bits": 8, "type": "float", "dynamic": False}),
+        {"quant_method": "fp8", "kv_cache_scheme": "static"},
+        modelopt(kv_cache_scheme={"num_bits": 8}),
+    ],
+)
+def test_a_quantised_cache_is_left_out_and_said_so(declared: dict[str, Any]) -> None:
+    # As a release with a vision part has it.
+    found = read_quantization({"text_config": {"quantization_config": declared}})
+    assert found is not None
+    assert sum("KV cache" in note for note in found.notes) == 1
+    for left in ("attn.k_scale", "attn.v_scale", "attn.k_proj.output_scale", "mlp.x.input_scale"):
+        assert found.leaves_out(f"model.layers.0.{left}")
 
 
 def test_modelopt_leaves_modules_and_cache_scales_out(tmp_path: Path) -> None:
@@ -249,23 +284,28 @@ def test_other_descriptions_are_left_to_the_tensors() -> None:
             compressed(NVFP4, format="nvfp4-pack-quantized", output_activations={"num_bits": 8}),
             "rounded outputs",
         ),
-        (modelopt(quant_algo="FP8"), r"ModelOpt's 'FP8' \(served: NVFP4\)"),
+        (modelopt(quant_algo="NVFP4_AWQ"), r"ModelOpt's 'NVFP4_AWQ' \(served: NVFP4, FP8"),
+        (
+            modelopt(quant_algo="MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "W4A8"}}),
+            r"quantized_layers\.a asks for ModelOpt's 'W4A8'",
+        ),
         (modelopt(group_size=32), "NVFP4 in groups of 32"),
         (compressed({"num_bits": 3}), r"3 bits \(served: 4 and 8\)"),
         (compressed({"actorder": "group"}), "actorder 'group'"),
         (compressed({"group_size": 12}), "groups of 12 inputs"),
         (compressed({"strategy": "tensor_group"}), "scales by 'tensor_group'"),
-        (compressed(kv_cache_scheme={"num_bits": 8}), "a quantised KV cache"),
+        (compressed(transform_config={"config_groups": {"R4": {}}}), "turned while it runs"),
         (compressed(quantization_status="frozen"), "weights of status 'frozen'"),
         (compressed(sparsity_config={"format": "sparse-24"}), r"sparse weights \(sparse-24\)"),
-        (compressed(input_activations={"num_bits": 8, "dynamic": False}), "static activation"),
         (compressed(output_activations={"num_bits": 8}), "rounded outputs"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ's layout 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "checkpoint_format": "gemv"}, "AWQ's layout 'gemv'"),
         ({"quant_method": "awq", "bits": 3}, "AWQ of 3 bits"),
         ({"quant_method": "gptq", "bits": 2}, "GPTQ of 2 bits"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "GPTQ's layout 'marlin'"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "groups of 100 inputs"),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, "static activation"),
+        ({"quant_method": "gptq", "bits": 4, "format": "marlin"}, "GPTQ's layout 'marlin'"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "FP8 of the kind 'e5m2'"),
     ],
 )
 def test_what_is_not_served_is_named(declared: dict[str, Any], reason: str) -> None:

@@ -42,7 +42,7 @@ from vllm.v1.engine.core_loop import CoreLoop
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.wire import AddRequest, Shutdown, StepOutputs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.kv_offload.folder import CacheFolder, read_marker
+from vllm.v1.kv_offload.folder import CacheFolder, disk_bytes, read_marker
 from vllm.v1.kv_offload.inspect import run_clear
 from vllm.v1.kv_offload.rates import Rates
 from vllm.v1.kv_offload.rows_file import RowsFile
@@ -681,13 +681,11 @@ def test_a_reset_forgets_the_disk(root):
     stop(again)
 
 
-@pytest.mark.parametrize("trouble", ["file", "open", "foreign", "busy", "tiny"])
+@pytest.mark.parametrize("trouble", ["open", "foreign", "busy", "tiny"])
 def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
     root = tmp_path / "cache"
     other = None
-    if trouble == "file":
-        root.write_text("not a folder")
-    elif trouble == "busy":
+    if trouble == "busy":
         other = start(root)
     else:
         root.mkdir(mode=0o755 if trouble == "open" else 0o700)
@@ -856,28 +854,32 @@ def test_a_folder_cleared_during_a_start_is_found_by_the_next_one(tmp_path, monk
     assert read_marker(root) == config.cache_config.prefix_hash_seed
 
 
-def test_other_weights_are_another_identity(tmp_path):
+def test_several_models_share_a_folder_and_its_limit(tmp_path):
+    """Two differ in one bit of one value."""
     rng = random.Random(22)
     prompts = [[rng.randrange(5, VOCAB_SIZE) for _ in range(300)]]
+    for name, family in (("one", "llama"), ("two", "llama"), ("three", "gemma3")):
+        write_checkpoint(family, tmp_path / name)
+    file = next(iter(sorted((tmp_path / "two").glob("*.safetensors"))))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    root, limit = tmp_path / "cache", 4 << 20
+    answers: dict[str, list[int]] = {}
     found = []
-    for name in ("one", "two"):
-        checkpoint = tmp_path / name
-        write_checkpoint("llama", checkpoint)
-        file = next(iter(sorted(checkpoint.glob("*.safetensors"))))
-        data = bytearray(file.read_bytes())
-        if name == "two":
-            data[-1] ^= 1  # one bit of one value
-        file.write_bytes(data)
-        arguments: dict[str, Any] = {"model": str(checkpoint), "max_model_len": 512}
-        _, cached = run_engine(
+    for name in ("one", "two", "three") * 2:
+        (tokens,), cached = run_engine(
             prompts,
-            prefix_cache_dir=str(tmp_path / "cache"),
-            prefix_cache_disk_size="64MiB",
+            model=str(tmp_path / name),
+            block_size=32,
+            max_model_len=512,
             kv_cache_memory_bytes=8 << 20,
-            **arguments,
+            kv_transfer_config=tiers_of(root, str(limit)),
         )
+        assert answers.setdefault(name, tokens) == tokens
         found += cached
-    assert found == [0, 0]
+        assert disk_bytes(root) <= limit
+    assert found == [0, 0, 0, 288, 288, 288]
 
 
 @pytest.mark.parametrize(
@@ -890,6 +892,11 @@ def test_other_weights_are_another_identity(tmp_path):
             "=-1 is out of range",
         ),
         ({"prefix_cache_dir": "a\0b"}, "holds a zero"),
+        ({"prefix_cache_dir": "/dev/null"}, "^--prefix-cache-dir .*: /dev/null is no folder"),
+        ({"prefix_cache_dir": "/dev/null/x/y"}, "^--prefix-cache-dir .*: /dev/null is no folder"),
+        # A link.
+        ({"prefix_cache_dir": "/proc/self/exe"}, "exe is no folder"),
+        ({"prefix_cache_dir": "a" * 300}, "cannot be a folder"),
         ({"kv_offloading_size": 0.0}, "GiB of host memory"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "use native"),
         (

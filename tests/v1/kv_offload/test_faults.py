@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.v1.kv_offload.folder_engine import LIMIT, Engine
+from tests.v1.kv_offload.folder_engine import Engine
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +136,7 @@ def test_limits_of_the_process(tmp_path):
 
 
 def test_a_file_system_that_fills(tmp_path):
-    """4 MiB in all, for a limit of 8: what finds no room is not kept, the rest is right."""
+    """4 MiB for a limit of a TiB, and another's file takes some: the rest is kept, and right."""
     mount = "mount -t tmpfs -o size=4m,mode=700 none " + str(tmp_path / "disk")
     script = f'{mount} && exec {sys.executable} -c "$CHILD" {tmp_path / "disk" / "cache"} "$FAULTS"'
     (tmp_path / "disk").mkdir()
@@ -155,7 +155,8 @@ def test_a_file_system_that_fills(tmp_path):
     assert told["kept"] > 10
     assert told["evicted"] > 0
     assert told["right"] == told["found"] > 5
-    assert told["bytes"] <= 4 << 20 < LIMIT
+    assert told["bytes"] <= 3 << 20 < told["limit"] <= 5 << 20
+    assert told["notes"] == 1
 
 
 _CHILD_FULL = """
@@ -163,10 +164,13 @@ import json, sys
 from pathlib import Path
 from tests.v1.kv_offload.folder_engine import Engine
 from vllm.v1.kv_offload.folder import disk_bytes
-engine = Engine(Path(sys.argv[1]))
+root = Path(sys.argv[1])
+engine = Engine(root, limit=1 << 40)
+root.with_name("another's").write_bytes(bytes(1 << 20))
 kept = sum(engine.write(number) for number in range(60))
 print(json.dumps({
     "kept": kept, "right": engine.count_right(), "found": len(engine.store.list_objects()),
-    "evicted": engine.store.counts.evicted, "bytes": disk_bytes(Path(sys.argv[1])),
+    "evicted": engine.store.counts.evicted, "bytes": disk_bytes(root),
+    "limit": engine.folder.max_bytes, "notes": len(engine.folder.notes),
 }))
 """

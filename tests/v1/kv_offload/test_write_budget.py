@@ -35,28 +35,31 @@ def test_without_a_limit_anything_goes():
     assert not budget.is_scarce
 
 
-def test_a_restart_renews_nothing_and_a_clock_set_back_gives_nothing():
-    clock = Clock()
-    first = WriteBudget(1000, clock)
+def test_a_restart_renews_nothing_and_a_clock_that_is_set_gives_nothing():
+    clock, unix = Clock(), Clock()
+    first = WriteBudget(1000, clock, unix)
     first.spend(900)
+    unix.now += 30 * DAY
+    assert not first.allows(101)
     kept = first.to_json()
-    clock.now += DAY / 10
-    second = WriteBudget(1000, clock)
+    unix.now += DAY / 10
+    second = WriteBudget(1000, clock, unix)
     second.resume(kept)
     assert second.allows(200)
     assert not second.allows(201)
-    clock.now -= 100 * DAY
-    third = WriteBudget(1000, clock)
+    unix.now -= 100 * DAY
+    third = WriteBudget(1000, clock, unix)
     third.resume(kept)
     assert third.allows(100)
     assert not third.allows(101)
     clock.now += DAY / 10
     assert third.allows(200)
+    assert not third.allows(201)
     for text in ("", "[]", "{}", '{"left": -1, "at": 0}', '{"left": "x", "at": 0}'):
-        fresh = WriteBudget(1000, clock)
+        fresh = WriteBudget(1000, clock, unix)
         fresh.resume(text)
         assert fresh.allows(1000)
     # A limit that was lowered meanwhile holds.
-    smaller = WriteBudget(50, clock)
+    smaller = WriteBudget(50, clock, unix)
     smaller.resume(kept)
     assert not smaller.allows(51)

@@ -19,9 +19,9 @@ NOISE = 0.45
 """At this scale three drafts of four are right, and every length of acceptance comes up."""
 
 
-def write_tiny(folder: Path) -> Path:
-    """Write the checkpoint; returns its folder."""
-    config = tiny_config()
+def write_tiny(folder: Path, **overrides: Any) -> Path:
+    """Write the checkpoint, of a config that differs so; returns its folder."""
+    config = tiny_config(**overrides)
     write_checkpoint(folder, config, make_tensors(config, noise=NOISE, mtp_noise=NOISE))
     return folder
 

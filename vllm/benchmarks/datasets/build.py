@@ -120,5 +120,5 @@ def _from_file(args: argparse.Namespace, words: Words) -> list[BenchRequest]:
     block = args.trace_block_size
     trace = read_timed_trace(path, block=block, limit=args.num_prompts, bad=bad)
     if not trace:
-        raise ConfigError(f"{path} has no usable line. " + "; ".join(bad.shown))
+        raise bad.nothing_left()
     return trace_prompts(words, trace, args.seed, block)

@@ -143,7 +143,7 @@ def spec_bench_prompts(
             raise ConfigError(
                 f"{path} has no question of the category {category!r}; it has: {known}."
             )
-        raise ConfigError(f"{path} has no usable line. " + "; ".join(bad.shown))
+        raise bad.nothing_left()
     return (Draws(seed, _SPEC).shuffled(made) if shuffle else made)[:num_prompts]
 
 

@@ -115,7 +115,7 @@ def custom_prompts(
     made = list(read_json_lines(path, parse, bad))
     bad.report()
     if not made:
-        raise ConfigError(f"{path} has no usable line. " + "; ".join(bad.shown))
+        raise bad.nothing_left()
     if any(request.arrival_s is None for request in made):
         # Times mean something only if all lines have one.
         made = [replace(request, arrival_s=None) for request in made]

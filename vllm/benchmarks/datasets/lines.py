@@ -51,6 +51,11 @@ class BadLines:
             first = "; ".join(self.shown)
             logger.warning("%d lines were skipped, among them: %s", self.count, first)
 
+    def nothing_left(self) -> ConfigError:
+        """Return the error of a file of which no line could be used."""
+        why = "; ".join(self.shown) or "it is empty"
+        return ConfigError(f"{self.path} has no usable line, that is a JSON object a line: {why}.")
+
 
 def read_json_lines(
     path: Path, parse: Callable[[dict[str, Any]], T], bad: BadLines, every: int = 1
@@ -67,7 +72,8 @@ def read_json_lines(
         ConfigError: The file cannot be read; with ``bad.is_strict``, a line is bad.
     """
     try:
-        file = path.open(encoding="utf-8", errors="replace")
+        # Editors and spreadsheets begin a file with a mark of its encoding.
+        file = path.open(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     with file:
@@ -84,3 +90,5 @@ def read_json_lines(
                 bad.add(number, f"there is no {error}")
             except (TypeError, ValueError) as error:
                 bad.add(number, str(error))
+            except RecursionError:
+                bad.add(number, "it is nested too deeply")

@@ -18,6 +18,8 @@ from vllm.benchmarks.draws import Draws
 DEFAULT_BLOCK = 512
 _STREAM = 1 << 40
 _TAIL_STREAM = 1 << 41
+# Nanoseconds since 1970 are below, whatever they were taken for.
+_MAX_TIME_MS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ def _parse(raw: dict[str, Any], block: int) -> TimedRequest:
     time_ms = raw.get("timestamp", 0)
     if isinstance(time_ms, bool) or not isinstance(time_ms, int | float):
         raise ValueError(f"timestamp={time_ms!r} is no number")
+    # Also false for NaN, which no clock ever reaches.
+    if not -_MAX_TIME_MS <= time_ms <= _MAX_TIME_MS:
+        raise ValueError(f"timestamp={str(time_ms)[:20]} is no time in milliseconds")
     return TimedRequest(time_ms / 1000, num_prompt, num_output, tuple(ids))
 
 

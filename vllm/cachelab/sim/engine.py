@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from vllm.benchmarks.draws import Draws
 from vllm.cachelab.sim.cost import StepShape
-from vllm.cachelab.sim.settings import SimSettings
+from vllm.cachelab.sim.settings import SimBase, SimSettings
 from vllm.cachelab.sim.tier import SimTier
-from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import EventPublisher
 from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -55,6 +54,7 @@ class SimEngine:
         acceptance: Of drafts.
         decode_stride: Tokens a decode step brings, where single steps would take too long.
         watch: Is told what enters and leaves the cache; None: nobody is.
+        base: Made of the settings, where many engines share it; None: it is made.
     """
 
     def __init__(
@@ -63,11 +63,10 @@ class SimEngine:
         acceptance: Acceptance | None = None,
         decode_stride: int = 1,
         watch: EventPublisher | None = None,
+        base: SimBase | None = None,
     ) -> None:
-        config = settings.make_config()
-        if watch is not None:
-            config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-        self.plan = settings.make_plan(config)
+        base = base or settings.prepare(tells_events=watch is not None)
+        config, self.plan = base.config, base.plan
         self.scheduler = Scheduler(
             config,
             self.plan.scheduler_config,

@@ -195,12 +195,14 @@ class SimFleet:
         # By rank, until when a server counts as fresh.
         self._fresh_until: dict[int, float] = {}
         self._delay_s = news_delay_s
+        # Once for all: resolved for each, a thousand servers would take a minute to make.
+        base = settings.prepare(tells_events=True)
         self._servers = [
-            _Server(lambda watch: SimEngine(settings, None, decode_stride, watch))
+            _Server(lambda watch: SimEngine(settings, None, decode_stride, watch, base))
             for _ in range(num_servers)
         ]
-        config = settings.make_config()
-        info = describe_kv_cache(config, self._servers[0].engine.plan)
+        config = base.config
+        info = describe_kv_cache(config, base.plan)
         # Not by the configuration: there may be more than the cores of one server.
         router = replace(RouterSettings.from_config(config, info), num_cores=num_servers)
         self._balancer: Balancer = make_balancer(balancer, router)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -55,6 +56,10 @@ class PrefixUnits:
 
 def _make_hash(key: int) -> BlockHash:
     """Return 16 bytes, as many as name what lies behind the pool; both halves differ by key."""
+    if key > _MAX_HALF:
+        # Ids that are hashes themselves: some traces have 64 bits of them, others 128.
+        raw = key.to_bytes(key.bit_length() // 8 + 1, "little")
+        return BlockHash(blake2b(raw, digest_size=16).digest())
     spread = key * _SPREAD & _MAX_HALF
     return BlockHash(key.to_bytes(8, "little") + spread.to_bytes(8, "little"))
 

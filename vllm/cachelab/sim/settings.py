@@ -10,6 +10,7 @@ import torch
 from vllm.cachelab.sim.geometries import GEOMETRIES
 from vllm.config import VllmConfig
 from vllm.config.cache import CacheConfig
+from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -130,9 +131,36 @@ class SimSettings:
             read_interval(self.interval, geometry.unit)
         return plan
 
+    def prepare(self, tells_events: bool = False) -> "SimBase":
+        """Return what an engine of these settings is built from; several may share one.
+
+        Args:
+            tells_events: Whether somebody is told what enters and leaves the cache.
+
+        Raises:
+            ConfigError: They do not go together, or the pool does not hold one request.
+        """
+        config = self.make_config()
+        if tells_events:
+            config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        return SimBase(config, self.make_plan(config))
+
     def resized(self, num_blocks: int) -> "SimSettings":
         """Return the same settings with another pool."""
         return replace(self, num_blocks=num_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class SimBase:
+    """A resolved configuration and a layout of the pool, which no engine changes.
+
+    Attributes:
+        config: Of a server.
+        plan: Of its pool.
+    """
+
+    config: VllmConfig
+    plan: KVCachePlan
 
 
 def disk_bytes_of(tier: Mapping[str, Any] | None) -> int | None:

@@ -75,7 +75,7 @@ class CacheRecorder:
         self._origin = monotonic()
         self._numbers: dict[str, int] = {}
         self._live: dict[int, Request] = {}
-        self._blocked: list[Request] = []
+        self._blocked: dict[int, Request] = {}
         self._fresh: set[str] = set()
         self._next_number = 0
         self._step: Step | None = None
@@ -123,7 +123,7 @@ class CacheRecorder:
         self._live[number] = request
         self._fresh.add(request.request_id)
         if request.is_blocked:
-            self._blocked.append(request)
+            self._blocked[number] = request
         self._writer.write(
             Added(
                 number,
@@ -147,6 +147,7 @@ class CacheRecorder:
         if number is None:
             return None
         self._fresh.discard(request_id)
+        self._blocked.pop(number, None)
         request = self._live.pop(number)
         return Ending(number, request.num_output_tokens, self._chains.answer(request))
 
@@ -256,9 +257,9 @@ class CacheRecorder:
             for new in output.scheduled_new_reqs:
                 self._note_admission(new.req_id, step)
         if self._blocked:
-            ready = [request for request in self._blocked if not request.is_blocked]
-            step.unblocked = [self._numbers[r.request_id] for r in ready]
-            self._blocked = [request for request in self._blocked if request.is_blocked]
+            step.unblocked = [n for n, request in self._blocked.items() if not request.is_blocked]
+            for number in step.unblocked:
+                del self._blocked[number]
         self._step = step
 
     def _note_admission(self, request_id: str, step: Step) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -85,14 +86,15 @@ def build_app(
             envs.VLLM_RESPONSES_STORE_MAX_AGE,
         )
     )
-    for routes in (router, responses_router, messages_router, cache_router, transfer_router):
-        app.include_router(routes)
+    routers = [router, responses_router, messages_router, cache_router, transfer_router]
     if envs.VLLM_SERVER_DEV_MODE and args.operations.admin_key is None:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
     if envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None:
         app.state.cache_feed = CacheFeed()
-        for routes in (dev_router, explain_router, page_router):
-            app.include_router(routes)
+        routers += [dev_router, explain_router, page_router]
+    for routes in routers:
+        app.include_router(routes)
+    app.state.routers = routers
     for kind in (VllmError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _handle_error)
     app.add_exception_handler(ClientGoneError, _handle_client_gone)
@@ -117,6 +119,16 @@ def build_app(
             allow_credentials=args.allow_credentials,
         )
     return app
+
+
+def list_routes(app: FastAPI) -> dict[str, list[str]]:
+    """Return the methods of each path that the OpenAPI document has; making that takes longer."""
+    paths: dict[str, set[str]] = {}
+    for routes in app.state.routers:
+        for route in routes.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                paths.setdefault(route.path_format, set()).update(route.methods or ())
+    return {path: sorted(methods) for path, methods in paths.items()}
 
 
 async def _handle_error(request: Request, error: Exception) -> Response:

@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from vllm.config import VllmConfig
-from vllm.entrypoints.openai.app import build_app
+from vllm.entrypoints.openai.app import build_app, list_routes
 from vllm.entrypoints.openai.context import ServingContext, make_served_model
 from vllm.entrypoints.openai.listener import url_of
 from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
@@ -393,8 +393,6 @@ def curl_line(url: str, needs_key: bool) -> str:
 
 
 def _log_routes(app: FastAPI) -> None:
-    paths: dict[str, list[str]] = {}
-    for path, operations in app.openapi()["paths"].items():
-        paths[path] = sorted(method.upper() for method in operations)
-    listed = ", ".join(f"{'/'.join(methods)} {path}" for path, methods in paths.items())
+    paths = list_routes(app).items()
+    listed = ", ".join(f"{'/'.join(methods)} {path}" for path, methods in paths)
     logger.info("Available routes: %s, GET /docs, GET /openapi.json", listed)

@@ -12,7 +12,12 @@ from pathlib import Path
 import torch
 
 from vllm.exceptions import CheckpointError
-from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_READERS, read_blocks
+from vllm.model_executor.layers.quantization.code_layouts import check_whole_scale
+from vllm.model_executor.layers.quantization.gguf_blocks import (
+    BLOCK_READERS,
+    read_blocks,
+    scale_whole,
+)
 from vllm.model_executor.layers.quantization.interface import RowDecoder
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows
@@ -115,6 +120,10 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
 _IN_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 # Numbers that follow from config.json, or were read with it.
 _LEFT_OUT = ("rope_freqs.weight",)
+# What NVFP4 releases would round inputs of products by: they are taken as they are.
+_INPUT_SCALE = ".input_scale"
+# What NVFP4 matrices are multiplied by: a number, of stacked experts one each.
+_WHOLE_SCALE = ".scale"
 
 
 def read_gguf_tensors(path: str | Path) -> list[StoredTensor]:
@@ -136,7 +145,8 @@ def _read_all(file: GgufFile) -> Iterator[tuple[GgufTensor, StoredTensor]]:
     for tensor in file.tensors.values():
         match = _IN_BLOCK.fullmatch(tensor.name)
         # Blocks behind the layers draft tokens, and are not run.
-        if tensor.name not in _LEFT_OUT and (match is None or int(match[1]) < num_layers):
+        is_left_out = tensor.name in _LEFT_OUT or tensor.name.endswith(_INPUT_SCALE)
+        if not is_left_out and (match is None or int(match[1]) < num_layers):
             for stored in _translate(tensor, conversion):
                 yield tensor, stored
 
@@ -145,8 +155,8 @@ def _translate(tensor: GgufTensor, conversion: Conversion) -> list[StoredTensor]
     architecture = conversion.architecture
     match = _BLOCK.fullmatch(tensor.name)
     leaves: tuple[str, ...] = ()
-    if match is not None and match[3] != "scale":
-        is_fused = match[2] == _FUSED_EXPERTS and match[3] == "weight"
+    if match is not None and f"{match[2]}.{match[3]}" not in _VECTORS.get(architecture, {}):
+        is_fused = match[2] == _FUSED_EXPERTS and match[3] != "bias"
         fused = ("gate_proj", "up_proj") if is_fused else ()
         leaves = fused or ((_EXPERT_PART[match[2]],) if match[2] in _EXPERT_PART else ())
     if match is None or not leaves:
@@ -157,6 +167,12 @@ def _translate(tensor: GgufTensor, conversion: Conversion) -> list[StoredTensor]
         shape = conversion.find_shape(name, stored.shape)
         return [replace(stored, shape=shape, undo=conversion.find_undo(name, shape[0]))]
     prefix = f"model.layers.{match[1]}.{_EXPERTS.get(architecture, 'mlp.experts')}"
+    if match[3] == "scale" and tensor.type.name == "F32":
+        return [
+            StoredTensor(f"{prefix}.{e}.{leaf}.scale", (1,), "F32", tensor.file, offset, 4)
+            for e, offset in enumerate(range(tensor.offset, tensor.offset + tensor.num_bytes, 4))
+            for leaf in leaves
+        ]
     if match[3] == "bias":
         name = f"{prefix}.{leaves[0]}_bias"
         return [_describe(tensor, name, tensor.shape, tensor.offset, tensor.num_bytes)]
@@ -251,9 +267,15 @@ class GgufWeights(MatrixStorages):
         rows_of = self._conversion.row_order(name, out_size)
         columns_of = self._conversion.column_order(name)
         raw = {".weight": _empty_blocks(tensor, in_size, out_size, device)}
+        if tensor.type.name == "NVFP4" and f"{name}{_WHOLE_SCALE}" in self._tensors:
+            raw[_WHOLE_SCALE] = torch.empty(1, device=device)
 
         def convert(filled: Mapping[str, torch.Tensor]) -> CodedRows:
             rows = read_blocks(tensor.type.name, filled[".weight"])
+            if _WHOLE_SCALE in filled:
+                whole = filled[_WHOLE_SCALE]
+                check_whole_scale(name, (_WHOLE_SCALE, whole), divides=False)
+                rows = scale_whole(rows, whole)
             if rows_of is not None:
                 rows = rows.take_rows(rows_of)
             if columns_of is not None:

@@ -22,8 +22,6 @@ _AXES: Mapping[str, tuple[int | None, int | None]] = {
     # One number for the whole matrix.
     "weight_global_scale": (None, None),
     "weight_scale_2": (None, None),
-    "input_global_scale": (None, None),
-    "input_scale": (None, None),
     "qweight": (1, 0),
     "scales": (1, 0),
     "qzeros": (1, 0),

@@ -168,14 +168,15 @@ class PackedWeights(MatrixStorages):
 
         elif scheme.format == "int8":
             make.take(".weight", torch.int8, (rows, columns))
-            make.take_floats(".weight_scale", (rows, num_groups))
+            make.take_scales((rows, num_groups))
 
             def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
-                return read_int8_codes(raw[".weight"], raw[".weight_scale"], group)
+                scales = raw[".weight_scale"].expand(rows, num_groups)
+                return read_int8_codes(raw[".weight"], scales, group)
 
         elif scheme.format == "packed":
             make.take(".weight_packed", torch.int32, (rows, -(-columns // width)))
-            make.take_floats(".weight_scale", (rows, num_groups))
+            make.take_scales((rows, num_groups))
             make.take_shape((rows, columns))
             if not scheme.is_symmetric:
                 shape = (-(-rows // width), num_groups)
@@ -184,8 +185,9 @@ class PackedWeights(MatrixStorages):
             def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
                 _check_size(name, raw.get(".weight_shape"), whole)
                 zeros = raw.get(".weight_zero_point")
+                scales = raw[".weight_scale"].expand(rows, num_groups)
                 return read_compressed_words(
-                    raw[".weight_packed"], raw[".weight_scale"], zeros, scheme.bits, group, columns
+                    raw[".weight_packed"], scales, zeros, scheme.bits, group, columns
                 )
 
         elif scheme.format == "gptq":
@@ -243,8 +245,6 @@ class PackedWeights(MatrixStorages):
                 f"{scheme.format} has them: config.json describes another model than the weights."
             )
         scales = (rows, columns // group)
-        make.take_if_stored(".input_global_scale", torch.float32, None)
-        make.take_if_stored(".input_scale", torch.float32, None)
         if scheme.format == "mxfp8":
             make.take(codes, torch.float8_e4m3fn, (rows, columns))
             make.take(".weight_scale", torch.float8_e8m0fnu, scales)
@@ -346,12 +346,9 @@ class _RawTensors:
     def take(self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self.raw[suffix] = torch.empty(shape, dtype=dtype, device=self._device)
 
-    def take_if_stored(
-        self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...] | None
-    ) -> None:
-        """``shape``: None: the file's."""
-        if (stored := self._tensors.get(self._name + suffix)) is not None:
-            self.take(suffix, dtype, stored.shape if shape is None else shape)
+    def take_if_stored(self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        if self._name + suffix in self._tensors:
+            self.take(suffix, dtype, shape)
 
     def take_one(self, suffix: str) -> None:
         """A number, which some writers store as a list of one."""
@@ -359,10 +356,16 @@ class _RawTensors:
         has_axis = stored is not None and len(stored.shape) > 0
         self.take(suffix, torch.float32, (1,) if has_axis else ())
 
-    def take_floats(self, suffix: str, shape: tuple[int, int]) -> None:
+    def take_floats(self, suffix: str, shape: tuple[int, ...]) -> None:
         """Scales keep their type: fp16 has no room for all of bf16's."""
         stored = self._tensors.get(self._name + suffix)
         self.take(suffix, _FLOATS.get(stored.dtype if stored else "", torch.float32), shape)
+
+    def take_scales(self, shape: tuple[int, int]) -> None:
+        """Those of compressed-tensors, which may be one of the whole matrix."""
+        stored = self._tensors.get(f"{self._name}.weight_scale")
+        is_one = shape[1] == 1 and stored is not None and stored.shape in ((), (1,))
+        self.take_floats(".weight_scale", stored.shape if is_one and stored else shape)
 
     def take_shape(self, shape: tuple[int, int]) -> None:
         """The true size of a matrix, which ends within a word perhaps; known already."""

@@ -3,7 +3,7 @@
     compressed-tensors   config.json's quantization_config: groups of modules, each with a format
     fp8                  the same: blocks of FP8 under one scale each
     awq, gptq            the same, or a quantize_config.json, quant_config.json beside it
-    modelopt             the same, or a hf_quant_config.json: NVFP4
+    modelopt             the same, or a hf_quant_config.json: NVFP4, FP8
 
 ``find_scheme`` answers for one module; what is not served is refused by name and reason before a
 byte of weights is read.
@@ -11,7 +11,7 @@ byte of weights is read.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,8 +39,20 @@ _OLD_FILES = ("quantize_config.json", "quant_config.json")
 _MODELOPT_FILE = "hf_quant_config.json"
 _FORMATS = ("int-quantized", "pack-quantized", "float-quantized")
 _NVFP4_GROUP = 16
-# How ModelOpt names what is kept of keys and values, beside their scales in the files.
-_CACHE_SCALES = (".k_scale", ".v_scale")
+# Numbers by which inputs of products, keys and values would be rounded, and which a product of
+# what is not rounded has no use for. The last four are older names.
+_ROUNDING_SCALES = (
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+    ".q_proj.output_scale",
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+)
 _NOT_SERVED = "which is not served: use a release in another format, or its BF16 one."
 
 
@@ -103,8 +115,8 @@ class QuantizationConfig:
     notes: tuple[str, ...] = ()
 
     def leaves_out(self, name: str) -> bool:
-        """Return whether a tensor is of no use here: a scale of ModelOpt's quantised KV cache."""
-        return self.method == "modelopt" and name.endswith(_CACHE_SCALES)
+        """Return whether a tensor is of no use here: a scale of inputs, or of a KV cache."""
+        return name.endswith(_ROUNDING_SCALES)
 
     def find_scheme(self, name: str) -> WeightScheme | None:
         """Return how a module's weight is stored; None: as plain values.
@@ -137,6 +149,10 @@ def read_quantization(
     """
     declared = raw.get("quantization_config") or raw.get("compression_config")
     source = "config.json: 'quantization_config'"
+    within = raw.get("text_config")
+    if declared is None and isinstance(within, Mapping):
+        # As releases with a vision part may have it.
+        declared = within.get("quantization_config")
     if declared is None and folder is not None:
         for name in _OLD_FILES:
             file = Path(folder) / name
@@ -153,18 +169,8 @@ def read_quantization(
     if method is None and source.endswith(_OLD_FILES):
         # AutoAWQ names its layout, GPTQ its order.
         method = "awq" if "version" in declared or "zero_point" in declared else "gptq"
-    fields = _Fields(declared, source)
-    if method == "compressed-tensors":
-        return _read_compressed(fields)
-    if method == "awq":
-        return _read_awq(fields)
-    if method == "gptq":
-        return _read_gptq(fields)
-    if method == "fp8":
-        return _read_fp8(fields)
-    if method in ("modelopt", "modelopt_fp4"):
-        return _read_modelopt(fields)
-    return None
+    read = _READERS.get(method) if isinstance(method, str) else None
+    return None if read is None else read(_Fields(declared, source))
 
 
 def check_named_method(named: str, found: Method | None) -> None:
@@ -241,8 +247,9 @@ def _check_patterns(targets: Sequence[Any], fields: _Fields, name: str) -> tuple
 
 
 def _read_compressed(fields: _Fields) -> QuantizationConfig:
-    if fields.raw.get("kv_cache_scheme") is not None:
-        raise fields.refuse("a quantised KV cache ('kv_cache_scheme')")
+    transforms = fields.get("transform_config", Mapping, {})
+    if transforms.get("config_groups"):
+        raise fields.refuse("inputs or outputs turned while it runs ('transform_config')")
     if fields.raw.get("sparsity_config"):
         sparsity = fields.get("sparsity_config", Mapping, {})
         if sparsity.get("format") not in (None, "dense"):
@@ -252,7 +259,7 @@ def _read_compressed(fields: _Fields) -> QuantizationConfig:
         raise fields.refuse(f"weights of status {status!r}, where 'compressed' ones are stored")
     common = fields.get("format", str, "")
     ignored = _check_patterns(fields.get("ignore", list, []), fields, "ignore")
-    rules, notes = [_Rule(ignored, None)], dict[str, None]()
+    rules, notes = [_Rule(ignored, None)], dict.fromkeys(_note_cache(fields))
     groups = fields.get("config_groups", Mapping, {})
     if not groups:
         raise ConfigError(f"{fields.source} has no 'config_groups': it names no weights.")
@@ -262,19 +269,33 @@ def _read_compressed(fields: _Fields) -> QuantizationConfig:
         own = _Fields(group, f"{fields.source}: config_groups.{name}")
         targets = _check_patterns(own.get("targets", list, ["Linear"]), own, "targets")
         spelled = own.get("format", str, common)
-        rules.append(_Rule(targets, _read_compressed_group(own, spelled)))
-        if spelled in _SMALL_FLOATS and group.get("input_activations") is not None:
-            notes[_note_inputs(own.get("input_activations", Mapping, {}))] = None
+        scheme = _read_compressed_group(own, spelled)
+        rules.append(_Rule(targets, scheme))
+        if scheme is not None and scheme.inputs is None and group.get("input_activations"):
+            inputs = _Fields(own.get("input_activations", Mapping, {}), own.source)
+            notes[_note_inputs(inputs.get("num_bits", int, 8), inputs.get("type", str, "int"))] = (
+                None
+            )
     # Exact names and patterns stand before whole classes.
     rules[1:] = sorted(rules[1:], key=lambda rule: "Linear" in rule.targets)
     return QuantizationConfig("compressed-tensors", tuple(rules), tuple(notes))
 
 
-def _note_inputs(declared: Mapping[str, Any]) -> str:
-    bits = declared.get("num_bits", 4)
+def _note_inputs(bits: int, kind: str) -> str:
+    what = {"float": "floats", "int": "whole numbers"}.get(kind, kind)
     return (
-        f"The checkpoint asks for inputs of products rounded to floats of {bits} bits: they are "
+        f"The checkpoint asks for inputs of products rounded to {what} of {bits} bits: they are "
         "taken as they are, which is closer to the unquantised model"
+    )
+
+
+def _note_cache(fields: _Fields) -> tuple[str, ...]:
+    """Returns what is said where keys and values are to be rounded; ours are kept as they are."""
+    if not any(fields.raw.get(name) for name in ("kv_cache_scheme", "kv_cache_quant_algo")):
+        return ()
+    return (
+        "The checkpoint asks for a quantised KV cache: its scales are left out, and keys and "
+        "values are kept in the type of the activations",
     )
 
 
@@ -346,20 +367,21 @@ def _read_small_floats(fields: _Fields, weights: _Fields, spelled: str) -> Weigh
 def _read_inputs(fields: _Fields, group: int) -> ByteInputs | None:
     """Return what inputs are rounded to; None: what is asked for is coarser than what is done.
 
+    Inputs that are to be rounded by scales fixed beforehand are taken as they are, too.
+
     Raises:
-        UnsupportedFeatureError: Inputs or outputs are rounded by numbers fixed beforehand.
+        UnsupportedFeatureError: Outputs are to be rounded.
     """
     if fields.raw.get("output_activations") is not None:
         raise fields.refuse("rounded outputs ('output_activations')")
     if fields.raw.get("input_activations") is None:
         return None
     own = _Fields(fields.get("input_activations", Mapping, {}), f"{fields.source}.inputs")
-    if own.get("dynamic", (bool, str), False) is not True:
-        raise own.refuse("inputs rounded by fixed scales (static activation quantisation)")
     is_plain_int8 = (
         own.get("type", str, "int") == "int"
         and own.get("num_bits", int, 8) == 8
         and own.get("symmetric", bool, True)
+        and own.get("dynamic", (bool, str), False) is True
     )
     if not is_plain_int8:
         return None
@@ -374,7 +396,9 @@ def _read_inputs(fields: _Fields, group: int) -> ByteInputs | None:
 
 def _read_awq(fields: _Fields) -> QuantizationConfig:
     bits = fields.get("bits", int, fields.get("w_bit", int, 4))
-    version = fields.get("version", str, "gemm").lower()
+    # AutoAWQ and GPTQModel name the layout differently.
+    other = fields.get("checkpoint_format", str, fields.get("format", str, "gemm"))
+    version = fields.get("version", str, other).lower()
     if bits != 4:
         raise fields.refuse(f"AWQ of {bits} bits (served: 4)")
     if version != "gemm":
@@ -387,7 +411,7 @@ def _read_awq(fields: _Fields) -> QuantizationConfig:
 
 
 def _read_gptq(fields: _Fields) -> QuantizationConfig:
-    layout = fields.get("checkpoint_format", str, "gptq")
+    layout = fields.get("checkpoint_format", str, fields.get("format", str, "gptq"))
     if layout not in ("gptq", "gptq_v2"):
         raise fields.refuse(f"GPTQ's layout {layout!r} (served: gptq, gptq_v2)")
     rules = []
@@ -419,15 +443,22 @@ def _read_gptq(fields: _Fields) -> QuantizationConfig:
 
 
 def _read_fp8(fields: _Fields) -> QuantizationConfig:
-    if fields.get("activation_scheme", str, "dynamic") != "dynamic":
-        raise fields.refuse("inputs rounded by fixed scales (static activation quantisation)")
     if fields.get("fmt", str, "e4m3") != "e4m3":
         raise fields.refuse(f"FP8 of the kind {fields.raw.get('fmt')!r} (served: e4m3)")
     block = fields.get("weight_block_size", list, [])
     if block and (len(block) != 2 or not all(type(size) is int and size > 0 for size in block)):
         raise ConfigError(f"{fields.source}: 'weight_block_size' is {block!r}.")
     sizes = (block[0], block[1]) if block else (0, 0)
-    return QuantizationConfig("fp8", (_Rule(("Linear",), WeightScheme("fp8", 8, block=sizes)),))
+    rules = (_Rule(("Linear",), WeightScheme("fp8", 8, block=sizes)),)
+    return QuantizationConfig("fp8", rules, (_note_inputs(8, "float"), *_note_cache(fields)))
+
+
+# ModelOpt's algorithms, and the bits of the floats that they round inputs to.
+_MODELOPT: Mapping[str, tuple[WeightScheme, int]] = {
+    "NVFP4": (WeightScheme("nvfp4", 4, _NVFP4_GROUP), 4),
+    "FP8": (WeightScheme("fp8", 8), 8),
+    "FP8_PER_CHANNEL_PER_TOKEN": (WeightScheme("fp8", 8), 8),
+}
 
 
 def _read_modelopt(fields: _Fields) -> QuantizationConfig:
@@ -436,27 +467,39 @@ def _read_modelopt(fields: _Fields) -> QuantizationConfig:
         own = fields.get("quantization", Mapping, {})
         fields = _Fields(own, f"{fields.source}: 'quantization'")
     algorithm = fields.get("quant_algo", str, "unnamed")
-    if algorithm != "NVFP4":
-        raise fields.refuse(f"ModelOpt's {algorithm!r} (served: NVFP4)")
-    group = fields.get("group_size", int, _NVFP4_GROUP)
-    if group != _NVFP4_GROUP:
-        raise fields.refuse(f"NVFP4 in groups of {group} inputs (served: {_NVFP4_GROUP})")
     excluded = _check_patterns(
         [*fields.get("exclude_modules", list, []), *fields.get("ignore", list, [])],
         fields,
         "exclude_modules",
     )
-    notes = [_note_inputs({})]
-    if fields.raw.get("kv_cache_quant_algo") or fields.raw.get("kv_cache_scheme"):
-        notes.append(
-            "The checkpoint asks for a quantised KV cache: its scales are left out, and keys and "
-            "values are kept in the type of the activations"
+    rules = [_Rule(tuple(_wildcard_pattern(name) for name in excluded), None)]
+    notes = dict[str, None]()
+    layers = fields.get("quantized_layers", Mapping, {}) if algorithm == "MIXED_PRECISION" else {}
+    for name, layer in layers.items():
+        if not isinstance(layer, Mapping):
+            raise ConfigError(f"{fields.source}: quantized_layers.{name} is {layer!r}.")
+        scheme, note = _read_modelopt_layer(
+            _Fields(layer, f"{fields.source}: quantized_layers.{name}")
         )
-    rules = (
-        _Rule(tuple(_wildcard_pattern(name) for name in excluded), None),
-        _Rule(("Linear",), WeightScheme("nvfp4", 4, _NVFP4_GROUP)),
-    )
-    return QuantizationConfig("modelopt", rules, tuple(notes))
+        rules.append(_Rule((name,), scheme))
+        notes[note] = None
+    if not layers:
+        scheme, note = _read_modelopt_layer(fields)
+        rules.append(_Rule(("Linear",), scheme))
+        notes[note] = None
+    return QuantizationConfig("modelopt", tuple(rules), (*notes, *_note_cache(fields)))
+
+
+def _read_modelopt_layer(fields: _Fields) -> tuple[WeightScheme, str]:
+    """Return the scheme of a layer or of all, and what is to be said of its inputs."""
+    algorithm = fields.get("quant_algo", str, "unnamed")
+    if algorithm not in _MODELOPT:
+        raise fields.refuse(f"ModelOpt's {algorithm!r} (served: {', '.join(_MODELOPT)})")
+    scheme, bits = _MODELOPT[algorithm]
+    group = fields.get("group_size", int, scheme.group)
+    if scheme.group and group != scheme.group:
+        raise fields.refuse(f"NVFP4 in groups of {group} inputs (served: {scheme.group})")
+    return scheme, _note_inputs(bits, "float")
 
 
 def _wildcard_pattern(name: str) -> str:
@@ -472,3 +515,18 @@ def _read_group(fields: _Fields, group: int) -> int:
     if group <= 0 or group % 8:
         raise fields.refuse(f"groups of {group} inputs (served: multiples of 8, and -1 for all)")
     return group
+
+
+_READERS: Mapping[str, Callable[[_Fields], QuantizationConfig]] = {
+    "compressed-tensors": _read_compressed,
+    "awq": _read_awq,
+    "gptq": _read_gptq,
+    "fp8": _read_fp8,
+    "modelopt": _read_modelopt,
+    "modelopt_fp4": _read_modelopt,
+}
+
+
+def reads_method(name: str) -> bool:
+    """Return whether a config.json's ``quant_method`` is one that is read here."""
+    return name in _READERS

@@ -20,6 +20,7 @@ format, are never read; they go when their room is needed, the longest unused fi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -37,6 +38,7 @@ import numpy as np
 import xxhash
 
 from vllm.exceptions import VllmError
+from vllm.utils.byte_sizes import show_size
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_offload.cell_table import CellTable
 from vllm.v1.kv_offload.cells import CELL, CELL_BYTES, PAGE_BYTES, PAGE_CELLS, find_damaged
@@ -201,7 +203,12 @@ class CacheFolder:
         self.notes: list[str] = []
         try:
             self._enter()
+        except FolderError:
+            self.close()
+            raise
         except OSError as error:
+            # A lock that is not let go would keep this process itself out, at its next try.
+            self.close()
             raise FolderError(
                 f"{root} cannot hold a prefix cache ({error}): use a folder that this user may "
                 "write, on a local file system, or set read_only to read what it holds."
@@ -312,16 +319,17 @@ class CacheFolder:
         meta = read_meta(path)
         if path.exists() and meta is None and not self.read_only:
             self._set_aside(path)
+        self._fit_disk()
         slot_bytes = choose_slot_bytes(identity.object_bytes)
         if meta is not None and meta.slot_bytes in _SLOT_SIZES:
             slot_bytes = meta.slot_bytes
         num_pages = _file_bytes(path / _INDEX) // PAGE_BYTES
         shape = shape_store(identity, self.max_bytes - _SMALL_BYTES, slot_bytes, num_pages)
         if shape.max_slots * slot_bytes < 4 * max(identity.object_bytes):
+            least = 8 * identity.num_workers * max(identity.object_bytes) + 2 * _SMALL_BYTES
             raise FolderError(
-                f"A prefix cache of {self.max_bytes} bytes is too small: one entry takes up to "
-                f"{max(identity.object_bytes)}. Give it at least "
-                f"{8 * identity.num_workers * max(identity.object_bytes) + 2 * _SMALL_BYTES}."
+                f"A prefix cache of {show_size(self.max_bytes)} is too small: one entry takes up "
+                f"to {show_size(max(identity.object_bytes))}. Give it at least {show_size(least)}."
             )
         try:
             store = self._open_files(path, identity, shape, clock)
@@ -329,6 +337,20 @@ class CacheFolder:
             raise FolderError(f"The prefix cache at {path} cannot be opened ({error}).") from error
         self._current = path
         return store
+
+    def _fit_disk(self) -> None:
+        """Lower the limit to what the file system has room for: an index is as large as it says."""
+        if self.read_only:
+            return
+        free = shutil.disk_usage(self.root).free - self._min_free_bytes
+        # What is there stays, beside the small files, however full the disk is.
+        room = disk_bytes(self.root) + _SMALL_BYTES + max(0, free) // self._num_cores
+        if room < self.max_bytes:
+            self.notes.append(
+                f"the limit of {show_size(self.max_bytes)} is more than there is room for, and is "
+                f"{show_size(room)} now"
+            )
+            self.max_bytes = room
 
     def _take_over(self, name: str) -> None:
         """Go on in the first core's folder with what another number of cores left.
@@ -505,6 +527,32 @@ def core_folders(root: Path) -> list[Path]:
     )
 
 
+def check_place(path: Path) -> None:
+    """Refuse a path at which no folder can be; one that is not there yet can be made.
+
+    Raises:
+        FolderError: A file or a link has its name, a file is where a folder above it would be, or
+            no file system takes such a name.
+    """
+    for place in (path, *path.parents):
+        try:
+            found = path.lstat() if place is path else place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                raise FolderError(f"{path} cannot be a folder ({error.strerror}).") from error
+            # What cannot be looked at now may be well at another start.
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            raise FolderError(_no_folder(place))
+        return
+
+
+def _no_folder(path: Path) -> str:
+    return f"{path} is no folder: name one, not a link or a file."
+
+
 def check_private(path: Path) -> None:
     """Refuse a folder that is not this user's alone.
 
@@ -513,7 +561,7 @@ def check_private(path: Path) -> None:
     """
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise FolderError(f"{path} is no folder: name one, not a link or a file.")
+        raise FolderError(_no_folder(path))
     if found.st_uid != os.geteuid():
         raise FolderError(f"{path} belongs to another user: use a folder of your own.")
     if stat.S_IMODE(found.st_mode) & 0o077:

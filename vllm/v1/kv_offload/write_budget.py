@@ -18,19 +18,26 @@ class WriteBudget:
 
     Args:
         bytes_per_day: What may be written a day; None: anything.
-        clock: Seconds since 1970, which may go back.
+        clock: Monotonic seconds.
+        unix_clock: Seconds since 1970, for the time between two lives: it may be set.
     """
 
-    def __init__(self, bytes_per_day: int | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        bytes_per_day: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._per_day = bytes_per_day
         self._clock = clock
+        self._unix_clock = unix_clock
         self._left = float(bytes_per_day or 0)
         self._at = clock()
 
-    def use_clock(self, clock: Callable[[], float]) -> None:
-        """Let time pass by a clock of the caller's."""
+    def use_clock(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
+        """Let time pass by clocks of the caller's."""
         self._renew()
-        self._clock, self._at = clock, clock()
+        self._clock, self._unix_clock, self._at = clock, unix_clock, clock()
 
     @property
     def is_set(self) -> bool:
@@ -39,8 +46,11 @@ class WriteBudget:
 
     def _renew(self) -> None:
         now = self._clock()
-        passed = min(_DAY_S, max(0.0, now - self._at))
+        self._pass(now - self._at)
         self._at = now
+
+    def _pass(self, seconds: float) -> None:
+        passed = min(_DAY_S, max(0.0, seconds))
         if self._per_day is not None:
             self._left = min(self._per_day, self._left + self._per_day * passed / _DAY_S)
 
@@ -61,7 +71,8 @@ class WriteBudget:
 
     def to_json(self) -> str:
         """Write down what is left, for the next start."""
-        return json.dumps({"left": self._left, "at": self._at})
+        self._renew()
+        return json.dumps({"left": self._left, "at": self._unix_clock()})
 
     def resume(self, text: str) -> None:
         """Go on with what an earlier run had left; what is not that changes nothing."""
@@ -71,5 +82,5 @@ class WriteBudget:
         except (KeyError, TypeError, ValueError):
             return
         if self._per_day is not None and left >= 0:
-            self._left, self._at = min(left, self._per_day), at
-            self._renew()
+            self._left, self._at = min(left, self._per_day), self._clock()
+            self._pass(self._unix_clock() - at)

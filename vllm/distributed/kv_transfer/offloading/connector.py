@@ -22,9 +22,15 @@ from vllm.distributed.kv_transfer.offloading.orders import OffloadOrders, Offloa
 from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings, read_settings
 from vllm.distributed.kv_transfer.offloading.tier import Tier
 from vllm.distributed.kv_transfer.offloading.worker import OffloadWorker
-from vllm.exceptions import VllmError
+from vllm.exceptions import ConfigError, VllmError
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.folder import CacheFolder, FolderBusyError, read_marker
+from vllm.v1.kv_offload.folder import (
+    CacheFolder,
+    FolderBusyError,
+    FolderError,
+    check_place,
+    read_marker,
+)
 from vllm.v1.kv_offload.host_store import make_host_store
 from vllm.v1.messages import RESTORE_FAILED
 
@@ -84,12 +90,16 @@ class OffloadingConnector(BesideStepsConnector):
         found after a restart.
 
         Raises:
-            ConfigError: A setting is wrong.
+            ConfigError: A setting is wrong, or no folder can be at the place that is named.
         """
         settings = read_settings(vllm_config)
         cache = vllm_config.cache_config
         if settings.base is None:
             return
+        try:
+            check_place(settings.base)
+        except FolderError as error:
+            raise ConfigError(f"--prefix-cache-dir (root_dir): {error}") from error
         if cache.prefix_hash_seed is None and "PYTHONHASHSEED" not in os.environ:
             # One for all cores, whatever their number: what one kept another can find.
             cache.prefix_hash_seed = _find_hash_root(settings, settings.base)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger
+from vllm.utils.byte_sizes import show_size
 from vllm.v1.kv_offload.folder import (
     SMALL_FILES,
     CacheFolder,
@@ -252,11 +253,11 @@ class StoreKeeper:
         self._wake()
         counts = store.num_objects()
         logger.info(
-            "Prefix cache on disk: %s, at most %.2f GiB; %.2f GiB of %d checkpoints and %d row "
-            "groups are there.",
+            "Prefix cache on disk: %s, at most %s; %s of %d checkpoints and %d row groups are "
+            "there.",
             self._folder.root,
-            self._folder.max_bytes / 2**30,
-            store.live_bytes / 2**30,
+            show_size(self._folder.max_bytes),
+            show_size(store.live_bytes),
             counts["state"],
             counts["rows"],
         )

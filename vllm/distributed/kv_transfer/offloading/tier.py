@@ -154,7 +154,7 @@ class Tier:
         """Measure, and let time pass, by clocks of the caller's, in seconds."""
         self._clock = clock
         self.warming.use_clock(clock, unix_clock)
-        self._gate.budget.use_clock(unix_clock)
+        self._gate.budget.use_clock(clock, unix_clock)
 
     def latch_keeper(self) -> LatchedKeeper | None:
         """Let the disk change only when somebody looks; returns who shows it, if there is one."""

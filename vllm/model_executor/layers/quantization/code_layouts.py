@@ -12,6 +12,7 @@ Codes become two's complement, so that a symmetric matrix has no zero points lef
 import torch
 
 from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization.nibble_words import turn_awq_words
 from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
     SIGN_BITS_INT8,
@@ -115,9 +116,8 @@ def read_awq_words(
         zero_points: int32 [groups, out / 8].
         group: Inputs of a group; 0: all.
     """
-    codes = _unpack_awq(words).T
     zeros = _unpack_awq(zero_points).T.int() - 8
-    rows = pack_nibbles(codes) ^ SIGN_BITS_INT4
+    rows = turn_awq_words(words).bitwise_xor_(SIGN_BITS_INT4)
     return _join(rows, scales.T, zeros, 4, group, words.shape[0], None)
 
 
@@ -168,16 +168,24 @@ def read_nvfp4_codes(
     Raises:
         CheckpointError: The scale of the matrix is not finite or not above zero.
     """
-    suffix, scale = whole
-    value = float(scale)
+    check_whole_scale(name, whole, divides=divides)
+    numbers = scale_e4m3(scales, whole[1], divides=divides)
+    return CodedRows("e2m1", pack_bytes(codes), codes.shape[1] * 2, _NVFP4_GROUP, numbers)
+
+
+def check_whole_scale(name: str, whole: tuple[str, torch.Tensor], *, divides: bool) -> None:
+    """Check the scale of a whole matrix; the arguments are those of ``read_nvfp4_codes``.
+
+    Raises:
+        CheckpointError: It is not finite or not above zero.
+    """
+    suffix, value = whole[0], float(whole[1])
     if not 0 < value < float("inf"):
         raise CheckpointError(
             f"{name}{suffix} is {value}, and must be finite and above zero, as all scales of "
             f"{name} are {'divided' if divides else 'multiplied'} by it: download the checkpoint "
             "again."
         )
-    numbers = scale_e4m3(scales, scale, divides=divides)
-    return CodedRows("e2m1", pack_bytes(codes), codes.shape[1] * 2, _NVFP4_GROUP, numbers)
 
 
 def read_mxfp4_codes(codes: torch.Tensor, scales: torch.Tensor, group: int) -> CodedRows:

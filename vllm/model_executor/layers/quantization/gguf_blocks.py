@@ -16,23 +16,27 @@ Nibbles of a run of 32 are "half-split": the low ones of its 16 bytes are the fi
                                                               d * (sc - 32) * table[q]
     MXFP4   e8m0, 16 bytes                                    2^(e - 127) * e2m1
     NVFP4   4 e4m3 without signs, 32 bytes; per 16, half-split in eights:
-                                                              e4m3 * e2m1
+                                                              e4m3 * e2m1, times a number of the
+                                                              whole matrix
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from vllm.model_executor.layers.quantization.nibble_words import pack_halves
 from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
     SIX_BIT_LIFT,
     CodedRows,
     GroupValues,
     pack_bytes,
-    pack_nibbles,
     pack_six_bits,
+    scale_e4m3,
     view_as,
 )
+from vllm.v1.attention.ops.stored import CodeKind
 
 _K = 256
 # Of e4m3: its largest bits, and the number that they would be.
@@ -71,16 +75,21 @@ def _in_rows(
     if kind == "int6" and flat.device.type != "cpu":
         own = pack_bytes(flat.to(torch.int8) - SIX_BIT_LIFT)
         return CodedRows("int8", own, width, group, scales, offsets)
-    if kind == "int6":
-        return CodedRows("int6", pack_six_bits(flat), width, group, scales, offsets)
-    words = pack_nibbles(flat)
+    return CodedRows("int6", pack_six_bits(flat), width, group, scales, offsets)
+
+
+def _nibbles_in_rows(
+    runs: torch.Tensor,
+    scales: GroupValues,
+    offsets: GroupValues | None,
+    kind: CodeKind,
+    group: int = 32,
+) -> CodedRows:
+    """Returns rows of four bits of half-split runs, uint8 [R, runs, bytes]."""
+    words = pack_halves(runs)
     if kind == "int4":
-        return CodedRows("int4", words ^ SIGN_BITS_INT4, width, group, scales, offsets)
-    if kind == "uint4":
-        return CodedRows("uint4", words, width, group, scales, offsets)
-    if kind == "iq4":
-        return CodedRows("iq4", words, width, group, scales, offsets)
-    return CodedRows("e2m1", words, width, group, scales, offsets)
+        words.bitwise_xor_(SIGN_BITS_INT4)
+    return CodedRows(kind, words, words.shape[1] * 8, group, scales, offsets)
 
 
 def _read_q8_0(blocks: torch.Tensor) -> CodedRows:
@@ -88,12 +97,12 @@ def _read_q8_0(blocks: torch.Tensor) -> CodedRows:
 
 
 def _read_q4_0(blocks: torch.Tensor) -> CodedRows:
-    return _in_rows(_split(blocks[..., 2:]), GroupValues(_halves(blocks, 0)), None, "int4", 32)
+    return _nibbles_in_rows(blocks[..., 2:], GroupValues(_halves(blocks, 0)), None, "int4")
 
 
 def _read_q4_1(blocks: torch.Tensor) -> CodedRows:
     scales, offsets = GroupValues(_halves(blocks, 0)), GroupValues(_halves(blocks, 2))
-    return _in_rows(_split(blocks[..., 4:]), scales, offsets, "uint4", 32)
+    return _nibbles_in_rows(blocks[..., 4:], scales, offsets, "uint4")
 
 
 def _fifth_bits(stored: torch.Tensor) -> torch.Tensor:
@@ -139,8 +148,8 @@ def _runs(nibbles: torch.Tensor) -> torch.Tensor:
 
 
 def _read_q4_k(blocks: torch.Tensor) -> CodedRows:
-    codes = _runs(blocks[..., 16:]).flatten(2)
-    return _in_rows(codes, *_k_numbers(blocks), "uint4", 32)
+    runs = blocks[..., 16:].reshape(len(blocks), -1, 32)
+    return _nibbles_in_rows(runs, *_k_numbers(blocks), "uint4")
 
 
 def _read_q5_k(blocks: torch.Tensor) -> CodedRows:
@@ -165,7 +174,7 @@ def _read_q6_k(blocks: torch.Tensor) -> CodedRows:
 
 
 def _read_iq4_nl(blocks: torch.Tensor) -> CodedRows:
-    return _in_rows(_split(blocks[..., 2:]), GroupValues(_halves(blocks, 0)), None, "iq4", 32)
+    return _nibbles_in_rows(blocks[..., 2:], GroupValues(_halves(blocks, 0)), None, "iq4")
 
 
 def _read_iq4_xs(blocks: torch.Tensor) -> CodedRows:
@@ -173,26 +182,35 @@ def _read_iq4_xs(blocks: torch.Tensor) -> CodedRows:
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
     high = ((blocks[..., 2:4, None] >> shifts) & 3).flatten(-2)
     scales = (low | (high << 4)).to(torch.int8) - 32
-    nibbles = blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16)
-    codes = torch.cat([nibbles & 15, nibbles >> 4], -1).flatten(2)
     numbers = GroupValues(scales.flatten(1), _halves(blocks, 0), 8)
-    return _in_rows(codes, numbers, None, "iq4", 32)
+    return _nibbles_in_rows(blocks[..., 8:].reshape(len(blocks), -1, 16), numbers, None, "iq4")
 
 
 def _read_mxfp4(blocks: torch.Tensor) -> CodedRows:
     scales = GroupValues(blocks[..., 0].contiguous())
-    return _in_rows(_split(blocks[..., 1:]), scales, None, "e2m1", 32)
+    return _nibbles_in_rows(blocks[..., 1:], scales, None, "e2m1")
 
 
 def _read_nvfp4(blocks: torch.Tensor) -> CodedRows:
     stored = blocks[..., :4].flatten(1)
-    scales = (stored & _E4M3_NAN).view(torch.float8_e4m3fn).half()
-    # The largest code stands for nothing, with a sign bit for one binade more.
-    largest = torch.where(stored == _E4M3_NAN, 0.0, _PAST_E4M3).to(scales.dtype)
-    scales = torch.where(scales.isnan(), largest, scales)
-    nibbles = blocks[..., 4:].reshape(*blocks.shape[:2], 4, 8)
-    codes = torch.cat([nibbles & 15, nibbles >> 4], -1).flatten(2)
-    return _in_rows(codes, GroupValues(scales), None, "e2m1", 16)
+    scales = stored & _E4M3_NAN
+    is_largest = scales == _E4M3_NAN
+    # The largest code stands for nothing, with a sign bit for one step more than e4m3 has.
+    scales = scales.masked_fill(is_largest, 0).view(torch.float8_e4m3fn)
+    past = is_largest & (stored != _E4M3_NAN)
+    numbers = scale_e4m3(scales, torch.ones(1, device=blocks.device), divides=False)
+    if past.any():
+        numbers = GroupValues(scales.half().masked_fill(past, _PAST_E4M3))
+    runs = blocks[..., 4:].reshape(len(blocks), -1, 8)
+    return _nibbles_in_rows(runs, numbers, None, "e2m1", 16)
+
+
+def scale_whole(rows: CodedRows, scale: torch.Tensor) -> CodedRows:
+    """Return NVFP4 rows whose scales are multiplied by one of the whole matrix, fp32, one value."""
+    own = rows.scales
+    if own.steps is not None:
+        return replace(rows, scales=scale_e4m3(own.values, scale, divides=False))
+    return replace(rows, scales=GroupValues(own.widen() * scale.reshape(1, 1)))
 
 
 BLOCK_READERS: dict[str, tuple[int, Callable[[torch.Tensor], CodedRows]]] = {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vllm.exceptions import UnsupportedFeatureError
-from vllm.model_executor.model_loader.quantization_config import METHODS
+from vllm.model_executor.model_loader.quantization_config import METHODS, reads_method
 from vllm.model_executor.models.config_fields import LARGEST_INT, FieldReader
 from vllm.model_executor.models.decoder.config import Activation, ExpertsPlan, SigmoidRouter
 from vllm.model_executor.models.decoder.rope_config import RopeConfig, find_rope_object
@@ -138,7 +138,7 @@ def refuse_quantization(fields: FieldReader) -> None:
     """
     if fields.has("quantization_config"):
         method = fields.sub_reader("quantization_config").text("quant_method", "unnamed")
-        if method in METHODS:
+        if reads_method(method):
             return
         raise UnsupportedFeatureError(
             f"the checkpoint is quantised ({method}), which this model family does not load (it "

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import compress
 
 import numpy as np
 
 from vllm.v1.engine.data_parallel.policy import Counts, Flags
+from vllm.v1.engine.data_parallel.resume_places import ResumePlaces
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 
 # Tables of one group: small ones grow and are cleaned without a pause. A prime, since what hashes
@@ -67,7 +67,7 @@ class PrefixDirectory:
         self._max_entries = max_entries
         # A replica tells of checkpoints under one of their groups, whichever it met first. They are
         # few beside dense rows: one table.
-        self._resume: dict[int, int] | None = {} if 0 in shape.steps else None
+        self._resume = ResumePlaces() if 0 in shape.steps else None
         self._tables: list[_Shards] = [
             [{} for _ in range(_NUM_SHARDS)]
             if step or self._resume is None
@@ -84,6 +84,8 @@ class PrefixDirectory:
         # Replica -> bit. Bits of forgotten replicas wait for a sweep before they are used again.
         self._slots = np.arange(num_replicas, dtype=np.int64)
         self._num_slots = num_replicas
+        # One number for each: entries of one holder, which are most, share it.
+        self._bits = [1 << slot for slot in range(num_replicas)]
         # Whether replicas have the bits of their ranks, as long as none was forgotten.
         self._is_in_order = True
         self._free_slots: list[int] = []
@@ -111,7 +113,7 @@ class PrefixDirectory:
         """Take in what a replica says."""
         if changes.is_cleared:
             self.drop(rank)
-        bit = 1 << int(self._slots[rank])
+        bit = self._bits[self._slots[rank]]
         if changes.holes is not None:
             self._note_holes(rank, changes.holes)
         for group_id, hashes in changes.removed.items():
@@ -154,7 +156,7 @@ class PrefixDirectory:
 
     def drop(self, rank: int) -> None:
         """Forget everything of a replica. Cost: O(1) now, the rest little by little."""
-        bit = 1 << int(self._slots[rank])
+        bit = self._bits[self._slots[rank]]
         self._retired |= bit
         self._live &= ~bit
         self._holes.pop(rank, None)
@@ -163,6 +165,7 @@ class PrefixDirectory:
     def _give_slot(self, rank: int) -> None:
         if not self._free_slots:
             self._free_slots.append(self._num_slots)
+            self._bits.append(1 << self._num_slots)
             self._num_slots += 1
         slot = self._free_slots.pop()
         self._slots[rank] = slot
@@ -220,7 +223,7 @@ class PrefixDirectory:
 
     def holds_rows(self, rank: int, hashes: Sequence[int], num_units: int) -> bool:
         """Whether a replica has the dense rows of a prompt's leading units, but for holes."""
-        bit = 1 << int(self._slots[rank])
+        bit = self._bits[self._slots[rank]]
         return bool(self._dense and self._holders(hashes, num_units, bit))
 
     def _find(self, hashes: Sequence[int], limit: int) -> list[tuple[int, int]]:
@@ -241,7 +244,7 @@ class PrefixDirectory:
         if not first:
             return []
         for rank, holes in self._holes.items():
-            bit = 1 << int(self._slots[rank])
+            bit = self._bits[self._slots[rank]]
             if first & bit and not holes.isdisjoint(hashes):
                 # Alone: what lies behind a hole must not mislead the search.
                 end = next(i for i, short in enumerate(hashes) if short in holes)
@@ -319,7 +322,7 @@ class PrefixDirectory:
         return among
 
     def _match_resume(
-        self, resume: dict[int, int], hashes: Sequence[int], matched: list[tuple[int, int]]
+        self, resume: ResumePlaces, hashes: Sequence[int], matched: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """Return how many tokens can be resumed behind, and who can."""
         unit, span = self._shape.unit, self._shape.rebuild_tokens
@@ -336,7 +339,7 @@ class PrefixDirectory:
 
     def _walk_back(
         self,
-        resume: dict[int, int],
+        resume: ResumePlaces,
         hashes: Sequence[int],
         way: tuple[int, int],
         looking: list[tuple[int, int]],
@@ -349,8 +352,7 @@ class PrefixDirectory:
         low = max(way[1], min(rebuilt for rebuilt, _ in looking) // unit)
         if low >= way[0]:
             return looking
-        knows = map(resume.__contains__, hashes[low : way[0]])
-        for i in [*compress(range(low + 1, way[0] + 1), knows)][::-1]:
+        for i in resume.find(hashes, low, way[0]):
             here, rest = resume[hashes[i - 1]], []
             for rebuilt, mask in looking:
                 if mask & here:
