@@ -31,6 +31,8 @@ from vllm.benchmarks.datasets.timed_trace import DEFAULT_BLOCK, TimedRequest, re
 
 _VOCABULARY = (10, 2000)
 _LAST_TOKEN = 2001
+# Ids that are left above those.
+_NUM_LAST = 47
 # Of a conversation, at least.
 _TURNS = 3
 
@@ -61,13 +63,16 @@ def choose(path: Path, limit: int, skip: int) -> list[TimedRequest]:
 
 
 def spell(request: TimedRequest, number: int, scale: int, most: int) -> list[int]:
-    """Return a prompt: the tokens of its blocks, cut, and one of its own."""
+    """Return a prompt: the tokens of its blocks, cut, and one that its neighbours do not have."""
     size = DEFAULT_BLOCK // scale
     prompt: list[int] = []
     for span in request.span_ids:
         rng = random.Random(span)
         prompt += [rng.randrange(*_VOCABULARY) for _ in range(size)]
-    return [*prompt[: min(most, request.num_prompt_tokens // scale)], _LAST_TOKEN + number]
+    return [
+        *prompt[: min(most, request.num_prompt_tokens // scale)],
+        _LAST_TOKEN + number % _NUM_LAST,
+    ]
 
 
 def quantiles(values: list[float]) -> dict[str, float]:

@@ -409,6 +409,9 @@ class Again:
         """Nothing is measured."""
         return 0
 
+    def release(self) -> None:
+        """Nothing is held."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Rerun:

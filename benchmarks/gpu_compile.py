@@ -312,6 +312,9 @@ class Rehearsal:
         """Nothing is."""
         return 0
 
+    def release(self) -> None:
+        """Nothing is held."""
+
 
 def _read_released(family: str) -> dict[str, Any]:
     return {**gpu.TINY, **gpu.FAMILIES[family], **_RELEASED[family]}

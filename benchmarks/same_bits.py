@@ -127,7 +127,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma4-experts": gemma4_moe(**_GEMMA4, moe_intermediate_size=64),
     # Wide enough for all types of GGUF, and for several chains of a sum.
     "qwen3": qwen3(
-        vocab_size=VOCAB_SIZE, hidden_size=256, intermediate_size=768, num_hidden_layers=2
+        vocab_size=VOCAB_SIZE, hidden_size=256, intermediate_size=768, num_hidden_layers=4
     ),
     "qwen3.5": qwen3_5(vocab_size=VOCAB_SIZE),
     **{

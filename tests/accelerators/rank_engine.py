@@ -45,7 +45,7 @@ def answer_as_rank(rank: int, folder: Path) -> None:
     # A process of its own: nobody else sees these.
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(Recording, "replay", count)
-        patches.setattr(CudaReferencePlatform, "make_graph_device", lambda _: object())
+        patches.setattr(CudaReferencePlatform, "make_graph_device", lambda _: GraphRecorder())
         patches.setattr(gpu_worker, "make_graphed_step_model", record)
         patches.setattr(CudaReferencePlatform, "get_op", lambda _, name: find_few_kernels(name))
         found: dict[str, tuple[Answers, int]] = {}

@@ -24,7 +24,7 @@ def test_refused(flags: tuple[str, ...], space_gib: str, message: str, tmp_path:
     environment = {"VLLM_CPU_KVCACHE_SPACE": space_gib}
     server = ServerProcess(tmp_path / "log.txt", *flags, environment=environment)
     try:
-        assert server.process.wait(60) == 2
+        assert server.process.wait(240) == 2
     finally:
         server.stop()
     assert any(part in server.log for part in message.split("|"))

@@ -82,7 +82,7 @@ def test_a_damaged_shard_is_named(published: Path, tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-1000])
     server = ServerProcess(tmp_path / "log.txt", model=str(folder))
     try:
-        assert server.process.wait(60) != 0
+        assert server.process.wait(240) != 0
     finally:
         server.stop()
     assert shard.name in server.log

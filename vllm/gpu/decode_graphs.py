@@ -56,12 +56,16 @@ class GraphDevice(Protocol):
     def allocated_bytes(self) -> int:
         """Return the memory that tensors and graphs hold."""
 
+    def release(self) -> None:
+        """Let go of what was captured, which nobody replays any more."""
+
 
 class CudaGraphDevice:
     """``torch.cuda.CUDAGraph``; graphs share one memory pool. Has never been run on a device."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._captured: list[torch.cuda.CUDAGraph] = []
 
     def capture(
         self, run: Callable[[], torch.Tensor], buffers: Sequence[torch.Tensor]
@@ -78,11 +82,18 @@ class CudaGraphDevice:
         # Other threads of the process may allocate meanwhile, which is no fault of this capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = run()
+        self._captured.append(graph)
         return graph, result
 
     def allocated_bytes(self) -> int:
         """See ``GraphDevice``."""
         return int(torch.cuda.memory_reserved())
+
+    def release(self) -> None:
+        """See ``GraphDevice``."""
+        for graph in self._captured:
+            graph.reset()
+        self._captured.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,25 @@ def test_bad_lines_are_counted_or_refused(
         read_trace(path, is_strict=True)
 
 
+def test_requests_that_cannot_have_been_are_bad_lines(
+    recorded: tuple[Path, RecordedRun], tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.jsonl"
+    lines = recorded[0].read_text().splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith('["A"'))
+    added = json.loads(lines[place])
+    # Twice; and with other numbers of prompt tokens, and of an answer's.
+    odd = [added, *([*added[:4], n, *added[5:]] for n in (0, 10**12)), [*added[:5], 0, *added[6:]]]
+    for number, line in enumerate(odd[1:], 1000):
+        line[1], line[2] = number, f"odd-{number}"
+    lines[place + 1 : place + 1] = map(json.dumps, odd)
+    path.write_text("\n".join(lines))
+    trace = read_trace(path)
+    assert trace.bad.count == len(odd)
+    assert trace.requests.keys() == read_trace(recorded[0]).requests.keys()
+    assert ExactTwin(trace).run().diverged_at is None
+
+
 @pytest.mark.parametrize(
     ("first", "message"),
     [

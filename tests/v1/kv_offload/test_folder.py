@@ -1,6 +1,7 @@
 """The root folder: whose it is, who holds it, what is left untouched, and how large it gets."""
 
 import argparse
+import errno
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ from tests.v1.kv_offload.hostile import make_template, spoil_and_open
 from vllm.entrypoints.cli.main import main
 from vllm.exceptions import ConfigError
 from vllm.utils.byte_sizes import parse_size, show_size
+from vllm.v1.kv_offload.file_calls import DiskFiles
 from vllm.v1.kv_offload.folder import (
     CacheFolder,
     FolderBusyError,
@@ -50,6 +52,19 @@ def test_what_was_written_is_there_again(tmp_path):
         assert engine.folder.hash_root == hash_root == read_marker(root)
     for path in [root, *root.rglob("*")]:
         assert path.stat().st_mode & 0o077 == 0
+
+
+class FullDisk(DiskFiles):
+    def replace(self, path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_who_cannot_begin_a_folder_lets_go_of_it(tmp_path):
+    """Else it would be told that it is in use, by itself, and not what is wrong."""
+    for _ in range(2):
+        with pytest.raises(FolderError, match="No space left"):
+            CacheFolder(tmp_path / "cache", LIMIT, files=FullDisk())
+    CacheFolder(tmp_path / "cache", LIMIT).close()
 
 
 @pytest.mark.parametrize("num_cores", [1, 2])

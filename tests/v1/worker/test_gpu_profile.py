@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,8 @@ from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.attention.step_model import StepModel, make_torch_step_model
+from vllm.v1.sample.metadata import RandomRows
+from vllm.v1.sample.sampler import draw_tokens
 from vllm.v1.worker.gpu_profile import run_largest_step
 
 CPU = torch.device("cpu")
@@ -64,13 +67,19 @@ def test_the_largest_step_runs_over_pages_of_its_own(
         model.config, size, torch.float32, torch.float32
     )
     sizes: list[int] = []
+    drawn: list[int] = []
 
     def make_steps(model: Any, layout: Any, caches: Any, device: torch.device) -> StepModel:
         steps = make_torch_step_model(model, device, layout, caches)
-        return replace(steps, model=Seen(model, sizes))
+        return replace(steps, model=Seen(model, sizes), draw_tokens=draw)
+
+    def draw(logits: torch.Tensor, random: RandomRows, uniforms: np.ndarray) -> torch.Tensor:
+        drawn.append(len(uniforms))
+        return draw_tokens(logits, random, uniforms)
 
     run_largest_step(model, specs, CpuPlatform(), CPU, make_steps, num_tokens=300, num_logit_rows=7)
-    assert sizes == [300, 7]
+    assert sizes == [300, 7, 5, 5, 1, 1]
+    assert drawn == [7, 6]
 
 
 class Seen:

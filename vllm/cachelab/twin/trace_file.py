@@ -1,7 +1,7 @@
 """Reading what ``--cache-trace`` wrote."""
 
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,11 +150,18 @@ def read_trace(path: Path, *, is_strict: bool = False) -> CacheTrace:
     bad = BadLines(path, is_strict)
     trace: CacheTrace | None = None
     chains = _Chains()
+    known_ids: set[str] = set()
     for part in (old, path) if old.exists() else (path,):
         header, lines = _open_part(part, bad)
         if trace is None:
             trace = CacheTrace(header, [], {}, bad, is_whole=header.part == 0)
-        for event in lines:
+        for number, event in lines:
+            if isinstance(event, Added):
+                problem = _find_problem(trace, event, known_ids)
+                if problem is not None:
+                    bad.add(number, problem)
+                    continue
+                known_ids.add(event.request_id)
             trace.events.append(event)
             _take(trace, event, chains)
     assert trace is not None
@@ -162,7 +169,19 @@ def read_trace(path: Path, *, is_strict: bool = False) -> CacheTrace:
     return trace
 
 
-def _open_part(path: Path, bad: BadLines) -> tuple[Header, Iterator[Event]]:
+def _find_problem(trace: CacheTrace, added: Added, known_ids: Set[str]) -> str | None:
+    """Return why no scheduler would take a request; None: one would."""
+    if added.number in trace.requests or added.request_id in known_ids:
+        return f"request {added.number} ({added.request_id}) was added before"
+    most = trace.header.max_model_len
+    if not 0 < added.num_prompt_tokens <= most:
+        return f"a prompt of {added.num_prompt_tokens} tokens, where 1 to {most} are taken"
+    if added.max_tokens < 1:
+        return f"an answer of at most {added.max_tokens} tokens"
+    return None
+
+
+def _open_part(path: Path, bad: BadLines) -> tuple[Header, Iterator[tuple[int, Event]]]:
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -190,13 +209,13 @@ def _open_part(path: Path, bad: BadLines) -> tuple[Header, Iterator[Event]]:
     return header, _lines(rest, bad)
 
 
-def _lines(raw: bytes, bad: BadLines) -> Iterator[Event]:
+def _lines(raw: bytes, bad: BadLines) -> Iterator[tuple[int, Event]]:
     decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
     for number, line in enumerate(raw.split(b"\n"), start=2):
         if not line:
             continue
         try:
-            yield decoder.decode(line)
+            yield number, decoder.decode(line)
         except (msgspec.DecodeError, ValueError) as error:
             bad.add(number, str(error))
 

@@ -203,7 +203,12 @@ class CacheFolder:
         self.notes: list[str] = []
         try:
             self._enter()
+        except FolderError:
+            self.close()
+            raise
         except OSError as error:
+            # A lock that is not let go would keep this process itself out, at its next try.
+            self.close()
             raise FolderError(
                 f"{root} cannot hold a prefix cache ({error}): use a folder that this user may "
                 "write, on a local file system, or set read_only to read what it holds."

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from vllm.platforms.interface import Platform
+from vllm.sampling_params import SamplingParams
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.step_model import StepModel
@@ -17,8 +18,12 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     KVCacheTensor,
 )
+from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
+from vllm.v1.sample.sampler import sample_on_device
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 
+# Tokens of steps that kernels treat otherwise than long ones.
+_OTHER_COUNTS = (5, 1)
 # (model, layout, cache name -> pages, device) -> what runs its steps.
 MakeStepModel = Callable[[Any, CacheLayout, Mapping[str, torch.Tensor], torch.device], StepModel]
 
@@ -34,7 +39,10 @@ def run_largest_step(
     num_tokens: int,
     num_logit_rows: int,
 ) -> None:
-    """Run one prefill chunk and the logits of a full batch; frees what it took.
+    """Run one prefill chunk, the logits of a full batch and draws from them; frees what it took.
+
+    Steps of a few tokens and of one follow: what compiles kernels at their first use does so now,
+    not while requests wait.
 
     Dense groups get blocks for every row, because entries are read back from pages within the
     step; states get those of the last one. The others get none, as rows that die within a step do.
@@ -61,11 +69,30 @@ def run_largest_step(
     ]
     pool = allocate_kv_cache(KVCacheConfig(num_blocks, tensors, groups), specs, platform, device)
     steps = make_step_model(model, layout, pool.layers, device)
-    meta = steps.build_metadata([RequestSlice(0, num_tokens, tuple(tables))], layout)
-    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-    positions = torch.arange(num_tokens, device=device)
-    streams = steps.model(token_ids, positions, meta, pool.layers)
-    steps.model.compute_logits(streams[: min(num_logit_rows, num_tokens)])
+
+    def run(count: int) -> torch.Tensor:
+        own = tuple(_give_blocks(group, count) for group in layout.groups)
+        meta = steps.build_metadata([RequestSlice(0, count, own)], layout)
+        token_ids = torch.zeros(count, dtype=torch.int64, device=device)
+        positions = torch.arange(count, device=device)
+        streams = steps.model(token_ids, positions, meta, pool.layers)
+        logits: torch.Tensor = steps.model.compute_logits(streams[: min(num_logit_rows, count)])
+        return logits
+
+    logits = run(num_tokens)
+    for is_mixed in (False, True):
+        _draw(steps, logits, is_mixed=is_mixed)
+    for count in _OTHER_COUNTS:
+        run(min(count, num_tokens))
+
+
+def _draw(steps: StepModel, logits: torch.Tensor, *, is_mixed: bool) -> None:
+    """Samples rows of which all are drawn, or all but one, which is greedy."""
+    drawn = RowSampling(SamplingParams(temperature=0.7, top_k=20, top_p=0.9), 0, 0)
+    greedy = RowSampling(SamplingParams(temperature=0.0), 0, 0)
+    rows = [greedy if is_mixed and not row else drawn for row in range(len(logits))]
+    metadata = SamplingMetadata.build(rows, logits.shape[1], logits.device)
+    sample_on_device(logits, metadata, np.ones(len(rows), np.int64), None, steps.draw_tokens)
 
 
 def _give_blocks(group: GroupLayout, num_tokens: int) -> BlockTableView:

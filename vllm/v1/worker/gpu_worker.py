@@ -7,7 +7,8 @@ import torch
 
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import ALONE, WorkerPlace
-from vllm.gpu.decode_graphs import choose_sizes
+from vllm.exceptions import EngineError
+from vllm.gpu.decode_graphs import GraphDevice, choose_sizes
 from vllm.gpu.step_model import (
     can_replay,
     count_graphs,
@@ -52,6 +53,7 @@ class GPUWorker(Worker):
         super().__init__(vllm_config, platform, place)
         self._gpu = platform
         self._first_snapshot: MemorySnapshot | None = None
+        self._graphs: GraphDevice | None = None
 
     def init_device(self) -> None:
         """Select the GPU and note its memory before anything is loaded."""
@@ -133,6 +135,7 @@ class GPUWorker(Worker):
         Raises:
             ConfigError: The config's layers are not the model's.
             DeviceMemoryError: The graphs do not fit.
+            EngineError: They cannot be captured.
         """
         with self._telling("capture decode graphs"):
             super().initialize_from_config(kv_cache_config)
@@ -146,16 +149,33 @@ class GPUWorker(Worker):
         if not can_replay(self._model, layout):
             logger.info("decode graphs: none, steps of this model cannot be captured")
             return super()._make_step_model(layout, kv_caches, device)
-        return make_graphed_step_model(
-            self._model,
-            layout,
-            kv_caches,
-            device,
-            graphs,
-            sizes=choose_sizes(self._config.scheduler_config.max_num_seqs),
-            max_tokens=self._config.model_config.max_model_len,
-            shows_progress=self._place.rank == 0 and self._config.load_config.use_tqdm,
-        )
+        self._graphs = graphs
+        try:
+            return make_graphed_step_model(
+                self._model,
+                layout,
+                kv_caches,
+                device,
+                graphs,
+                sizes=choose_sizes(self._config.scheduler_config.max_num_seqs),
+                max_tokens=self._config.model_config.max_model_len,
+                shows_progress=self._place.rank == 0 and self._config.load_config.use_tqdm,
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise EngineError(
+                f"Decode steps could not be captured as graphs on {device}: {error}. "
+                "--enforce-eager serves the model without."
+            ) from error
+
+    def shutdown(self) -> None:
+        """As ``Worker``; idempotent."""
+        if self._graphs is not None:
+            # Whoever still refers to them: NCCL does not close while a graph holds its sums.
+            self._graphs.release()
+            self._graphs = None
+        super().shutdown()
 
     def _wants_graphs(self) -> bool:
         return not self._config.model_config.enforce_eager

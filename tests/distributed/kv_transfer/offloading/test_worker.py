@@ -192,10 +192,13 @@ def test_rows_on_a_device_are_the_same_bytes(rigs):
 
 
 @pytest.mark.parametrize(("call", "is_unsynced"), [("write", False), ("sync", True)])
-def test_a_disk_that_refuses_a_write(rigs, call, is_unsynced):
+def test_a_disk_that_refuses_a_write(rigs, caplog, call, is_unsynced):
     rig = rigs()
     rig.files.failing = {call}
+    assert rig.write(STATE, STATE_BLOCKS).unwritten == {1: 1}
     report = rig.write(STATE, STATE_BLOCKS)
+    # A disk may refuse each of thousands of objects.
+    assert sum("cannot be" in record.getMessage() for record in caplog.records) == 1
     assert (report.written, report.unwritten) == ({}, {1: 1})
     assert report.unsynced == ({1} if is_unsynced else set())
     rig.files.failing = set()

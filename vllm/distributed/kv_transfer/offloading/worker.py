@@ -6,6 +6,7 @@ for the disk. Restoring reads and verifies an object before one byte of it enter
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import queue
@@ -47,6 +48,7 @@ _NUM_READERS = 2
 _BATCH_BYTES = 32 << 20
 _BATCH_S = 0.1
 _NICE = 10
+_COMPLAIN_S = 60.0
 _STOP_S = 3.0
 HOST, DISK = "host", "disk"
 _HOST_HANDLE = 1
@@ -150,6 +152,8 @@ class OffloadWorker:
         self._rows: RowsFile | None = None
         self._host: RowsFile | None = None
         self._has_complained = False
+        # Of the writer: when a failure is logged again.
+        self._complains_at = -math.inf
         self._handle: int | None = None
         self._restores: dict[str, _Restore] = {}
         self._failed: set[str] = set()
@@ -351,13 +355,13 @@ class OffloadWorker:
                 try:
                     self._rows.write(extent, [data])
                 except OSError as error:
-                    logger.warning("The prefix cache on disk cannot be written: %s.", error)
+                    self._complain("written", error)
                     unwritten.append(extent.sequence)
                 else:
                     written.append(extent.sequence)
             self._rows.sync()
         except OSError as error:
-            logger.warning("The prefix cache on disk cannot be synced: %s.", error)
+            self._complain("synced", error)
             unsynced = frozenset(written)
             unwritten, written = [*unwritten, *written], []
         except Exception:  # a thread's edge: the batch would never be reported
@@ -372,6 +376,13 @@ class OffloadWorker:
                 wrote={DISK: Moved(num_bytes, time.thread_time() - before)},
             )
         )
+
+    def _complain(self, what: str, error: OSError) -> None:
+        """Log a failure, but not one for each object that a full disk refuses."""
+        now = time.monotonic()
+        if now >= self._complains_at:
+            self._complains_at = now + _COMPLAIN_S
+            logger.warning("The prefix cache on disk cannot be %s: %s.", what, error)
 
     # ---- the readers -------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ Codes become two's complement, so that a symmetric matrix has no zero points lef
 import torch
 
 from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization.nibble_words import turn_awq_words
 from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
     SIGN_BITS_INT8,
@@ -115,9 +116,8 @@ def read_awq_words(
         zero_points: int32 [groups, out / 8].
         group: Inputs of a group; 0: all.
     """
-    codes = _unpack_awq(words).T
     zeros = _unpack_awq(zero_points).T.int() - 8
-    rows = pack_nibbles(codes) ^ SIGN_BITS_INT4
+    rows = turn_awq_words(words).bitwise_xor_(SIGN_BITS_INT4)
     return _join(rows, scales.T, zeros, 4, group, words.shape[0], None)
 
 

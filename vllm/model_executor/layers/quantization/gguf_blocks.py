@@ -25,17 +25,18 @@ from dataclasses import replace
 
 import torch
 
+from vllm.model_executor.layers.quantization.nibble_words import pack_halves
 from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
     SIX_BIT_LIFT,
     CodedRows,
     GroupValues,
     pack_bytes,
-    pack_nibbles,
     pack_six_bits,
     scale_e4m3,
     view_as,
 )
+from vllm.v1.attention.ops.stored import CodeKind
 
 _K = 256
 # Of e4m3: its largest bits, and the number that they would be.
@@ -74,16 +75,21 @@ def _in_rows(
     if kind == "int6" and flat.device.type != "cpu":
         own = pack_bytes(flat.to(torch.int8) - SIX_BIT_LIFT)
         return CodedRows("int8", own, width, group, scales, offsets)
-    if kind == "int6":
-        return CodedRows("int6", pack_six_bits(flat), width, group, scales, offsets)
-    words = pack_nibbles(flat)
+    return CodedRows("int6", pack_six_bits(flat), width, group, scales, offsets)
+
+
+def _nibbles_in_rows(
+    runs: torch.Tensor,
+    scales: GroupValues,
+    offsets: GroupValues | None,
+    kind: CodeKind,
+    group: int = 32,
+) -> CodedRows:
+    """Returns rows of four bits of half-split runs, uint8 [R, runs, bytes]."""
+    words = pack_halves(runs)
     if kind == "int4":
-        return CodedRows("int4", words ^ SIGN_BITS_INT4, width, group, scales, offsets)
-    if kind == "uint4":
-        return CodedRows("uint4", words, width, group, scales, offsets)
-    if kind == "iq4":
-        return CodedRows("iq4", words, width, group, scales, offsets)
-    return CodedRows("e2m1", words, width, group, scales, offsets)
+        words.bitwise_xor_(SIGN_BITS_INT4)
+    return CodedRows(kind, words, words.shape[1] * 8, group, scales, offsets)
 
 
 def _read_q8_0(blocks: torch.Tensor) -> CodedRows:
@@ -91,12 +97,12 @@ def _read_q8_0(blocks: torch.Tensor) -> CodedRows:
 
 
 def _read_q4_0(blocks: torch.Tensor) -> CodedRows:
-    return _in_rows(_split(blocks[..., 2:]), GroupValues(_halves(blocks, 0)), None, "int4", 32)
+    return _nibbles_in_rows(blocks[..., 2:], GroupValues(_halves(blocks, 0)), None, "int4")
 
 
 def _read_q4_1(blocks: torch.Tensor) -> CodedRows:
     scales, offsets = GroupValues(_halves(blocks, 0)), GroupValues(_halves(blocks, 2))
-    return _in_rows(_split(blocks[..., 4:]), scales, offsets, "uint4", 32)
+    return _nibbles_in_rows(blocks[..., 4:], scales, offsets, "uint4")
 
 
 def _fifth_bits(stored: torch.Tensor) -> torch.Tensor:
@@ -142,8 +148,8 @@ def _runs(nibbles: torch.Tensor) -> torch.Tensor:
 
 
 def _read_q4_k(blocks: torch.Tensor) -> CodedRows:
-    codes = _runs(blocks[..., 16:]).flatten(2)
-    return _in_rows(codes, *_k_numbers(blocks), "uint4", 32)
+    runs = blocks[..., 16:].reshape(len(blocks), -1, 32)
+    return _nibbles_in_rows(runs, *_k_numbers(blocks), "uint4")
 
 
 def _read_q5_k(blocks: torch.Tensor) -> CodedRows:
@@ -168,7 +174,7 @@ def _read_q6_k(blocks: torch.Tensor) -> CodedRows:
 
 
 def _read_iq4_nl(blocks: torch.Tensor) -> CodedRows:
-    return _in_rows(_split(blocks[..., 2:]), GroupValues(_halves(blocks, 0)), None, "iq4", 32)
+    return _nibbles_in_rows(blocks[..., 2:], GroupValues(_halves(blocks, 0)), None, "iq4")
 
 
 def _read_iq4_xs(blocks: torch.Tensor) -> CodedRows:
@@ -176,15 +182,13 @@ def _read_iq4_xs(blocks: torch.Tensor) -> CodedRows:
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
     high = ((blocks[..., 2:4, None] >> shifts) & 3).flatten(-2)
     scales = (low | (high << 4)).to(torch.int8) - 32
-    nibbles = blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16)
-    codes = torch.cat([nibbles & 15, nibbles >> 4], -1).flatten(2)
     numbers = GroupValues(scales.flatten(1), _halves(blocks, 0), 8)
-    return _in_rows(codes, numbers, None, "iq4", 32)
+    return _nibbles_in_rows(blocks[..., 8:].reshape(len(blocks), -1, 16), numbers, None, "iq4")
 
 
 def _read_mxfp4(blocks: torch.Tensor) -> CodedRows:
     scales = GroupValues(blocks[..., 0].contiguous())
-    return _in_rows(_split(blocks[..., 1:]), scales, None, "e2m1", 32)
+    return _nibbles_in_rows(blocks[..., 1:], scales, None, "e2m1")
 
 
 def _read_nvfp4(blocks: torch.Tensor) -> CodedRows:
@@ -197,9 +201,8 @@ def _read_nvfp4(blocks: torch.Tensor) -> CodedRows:
     numbers = scale_e4m3(scales, torch.ones(1, device=blocks.device), divides=False)
     if past.any():
         numbers = GroupValues(scales.half().masked_fill(past, _PAST_E4M3))
-    nibbles = blocks[..., 4:].reshape(*blocks.shape[:2], 4, 8)
-    codes = torch.cat([nibbles & 15, nibbles >> 4], -1).flatten(2)
-    return _in_rows(codes, numbers, None, "e2m1", 16)
+    runs = blocks[..., 4:].reshape(len(blocks), -1, 8)
+    return _nibbles_in_rows(runs, numbers, None, "e2m1", 16)
 
 
 def scale_whole(rows: CodedRows, scale: torch.Tensor) -> CodedRows:

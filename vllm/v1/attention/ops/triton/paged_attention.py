@@ -140,6 +140,7 @@ def _attend_pages_kernel(
     SPLITS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IS_ONE_TYPE: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tile = tl.program_id(0)
@@ -209,9 +210,16 @@ def _attend_pages_kernel(
             fresh = fresh[:, None] + kv_head * WIDTH + column[None, :]
             page_mask = is_paged[:, None] & is_column[None, :]
             own_mask = is_own[:, None] & is_column[None, :]
-            k = tl.load(cache + page, mask=page_mask, other=0.0)
-            k_own = tl.load(own + fresh, mask=own_mask, other=0.0).to(k.dtype)
-            k = tl.where(is_own[:, None], k_own, k).to(q.dtype)
+            if IS_ONE_TYPE:
+                # One load from wherever a row is: two would lie in shared memory side by side,
+                # which smaller cards do not have.
+                there = is_seen[:, None] & is_column[None, :]
+                source_rows = tl.where(is_own[:, None], own + fresh, cache + page)
+                k = tl.load(source_rows, mask=there, other=0.0).to(q.dtype)
+            else:
+                k = tl.load(cache + page, mask=page_mask, other=0.0)
+                k_own = tl.load(own + fresh, mask=own_mask, other=0.0).to(k.dtype)
+                k = tl.where(is_own[:, None], k_own, k).to(q.dtype)
             scores = multiply(q, tl.trans(k))
             if TAIL > 0:
                 scores += multiply(q_tail, tl.trans(k_tail))
@@ -229,9 +237,12 @@ def _attend_pages_kernel(
             fade = tl.exp(peak - anchor)
             total = total * fade + tl.sum(weights, axis=1)
             if VALUES_AT > 0:
-                v = tl.load(cache + page + VALUES_AT, mask=page_mask, other=0.0)
-                v_own = tl.load(own + fresh + VALUES_AT, mask=own_mask, other=0.0).to(v.dtype)
-                v = tl.where(is_own[:, None], v_own, v).to(q.dtype)
+                if IS_ONE_TYPE:
+                    v = tl.load(source_rows + VALUES_AT, mask=there, other=0.0).to(q.dtype)
+                else:
+                    v = tl.load(cache + page + VALUES_AT, mask=page_mask, other=0.0)
+                    v_own = tl.load(own + fresh + VALUES_AT, mask=own_mask, other=0.0).to(v.dtype)
+                    v = tl.where(is_own[:, None], v_own, v).to(q.dtype)
             else:
                 v = k
             mixed = mixed * fade[:, None]
@@ -413,6 +424,7 @@ def attend_pages(
         SPLITS=splits,
         HAS_CAP=plan.soft_cap != 0,
         HAS_SINKS=sinks is not None,
+        IS_ONE_TYPE=own.dtype == cache.dtype,
         num_warps=warps_of(tile_rows * power_of_two(width)),
     )
     if splits > 1:
