@@ -39,9 +39,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduli
 
 
 def _reset_loggers() -> None:
-    for name in ("vllm", "vllm_ascend", "uvicorn"):
+    # A web server of this process without an access log silences the logger of it for good.
+    for name in ("vllm", "vllm_ascend", "uvicorn", "uvicorn.access", "uvicorn.error"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [], True
+        logger.handlers, logger.filters, logger.propagate = [], [], True
         logger.setLevel(logging.NOTSET)
 
 
