@@ -224,9 +224,7 @@ class EngineCore:
         if self._view is not None:
             self._view.note_step(plan)
         plan.grammar_masks = self.scheduler.get_grammar_bitmask(plan)
-        has_orders = bool(
-            plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.kv_cache_block_copies
-        )
+        has_orders = plan.has_orders
         # Without tokens too: workers must hear of finished requests and run block copies.
         outputs: Mapping[int, EngineCoreOutputs]
         if self._ahead is not None:
