@@ -148,6 +148,23 @@ def test_simulate_compares_sources_and_tries_other_disks(
     assert "--prefix-cache-disk-size 1073741824" in runs[2]["flags"]
 
 
+@pytest.mark.slow
+def test_a_server_without_a_cache_records_what_one_would_have_hit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, grid = tmp_path / "t.jsonl", tmp_path / "grid.json"
+    Agents(seed=5).live(
+        4, cache_trace=str(path), enable_prefix_caching=False, kv_cache_memory_bytes=6 << 20
+    )
+    flags = ("--output-json", str(grid), "--pool-gib", "0.01", "--disable-tqdm")
+    assert main(["cache", "simulate", str(path), *flags]) == 0
+    assert "| `off` (recorded) |" in capsys.readouterr().out
+    recorded, cached = json.loads(grid.read_text())["runs"]
+    assert (recorded["policy"], recorded["hit_rate"]) == ("off", 0)
+    assert recorded["flags"].endswith(" --no-enable-prefix-caching")
+    assert (cached["policy"], cached["hit_rate"] > 0.3) == ("auto", True)
+
+
 def _object(name: bytes, sequence: int = 0) -> DiskObject:
     return DiskObject(1, b64encode(name * 16).decode(), 32, 100, sequence)
 
