@@ -16,7 +16,7 @@ from vllm.cachelab.twin.tier import ReplayedStore, key_of
 from vllm.cachelab.twin.trace_file import read_trace
 from vllm.distributed.kv_transfer.offloading.settings import read_settings
 from vllm.entrypoints.cli.main import main
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.cache_trace import make_header
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -67,8 +67,13 @@ class Agents:
         if len(self._texts[agent]) > 700:
             del self._texts[agent][200:]
         self._texts[agent] += self._draw(self._rng.randrange(5, 120))
+        # Some wait for their grammar first, and for a tier then.
+        form = StructuredOutputsParams(regex="[a-z ]{20,40}") if self._count % 3 == 0 else None
         params = SamplingParams(
-            temperature=0.0, max_tokens=self._rng.randrange(2, 20), ignore_eos=True
+            temperature=0.0,
+            max_tokens=self._rng.randrange(2, 20),
+            ignore_eos=True,
+            structured_outputs=form,
         )
         prompt = {"prompt_token_ids": list(self._texts[agent])}
         engine.add_request(f"{agent}-{self._count}", prompt, params)
