@@ -137,7 +137,8 @@ def test_wrong_arguments_are_told(arguments: dict[str, Any], match: str) -> None
     ("flags", "match"),
     [
         ("-dp 2", "replicas=N"),
-        ("--api-server-count 2", "not for a fleet"),
+        ("--api-server-count 2 --port 9", "--port, --api-server-count: not for a fleet"),
+        ("--ssl-ciphers HIGH", "--ssl-...: not for a fleet"),
         ("--block-size 33", "block_size=33"),
     ],
 )

@@ -67,25 +67,18 @@ def build(args: FleetArgs, core_factory: str, replica: type[EngineReplica] = Eng
 
 
 def _resources(args: FleetArgs, config: VllmConfig) -> dict[str, Any]:
-    """Return what a replica takes: all its workers on one machine, with their devices."""
+    """Return what a replica takes: its actor stands for all its workers, which it starts itself.
+
+    An actor is on one machine, so the workers are; and Ray shows it the devices of all of them.
+    """
     num_workers = config.parallel_config.world_size
+    options: dict[str, Any] = {"num_cpus": args.num_cpus * num_workers}
     key = platforms.current_platform.ray_device_key
-    one: dict[str, float] = {"CPU": args.num_cpus}
-    if key != "CPU":
-        one[key] = 1
-    if num_workers == 1:
-        options: dict[str, Any] = {"num_cpus": args.num_cpus}
-        if key == "GPU":
-            options["num_gpus"] = 1
-        elif key != "CPU":
-            options["resources"] = {key: 1}
-        return {"ray_actor_options": options}
-    return {
-        # The actor starts the workers itself: it stands for all of them.
-        "ray_actor_options": {"num_cpus": 0},
-        "placement_group_bundles": [{"CPU": 0}, *([one] * num_workers)],
-        "placement_group_strategy": "STRICT_PACK",
-    }
+    if key == "GPU":
+        options["num_gpus"] = num_workers
+    elif key not in ("", "CPU"):
+        options["resources"] = {key: num_workers}
+    return {"ray_actor_options": options}
 
 
 def _number(args: FleetArgs) -> dict[str, Any]:

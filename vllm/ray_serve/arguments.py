@@ -15,7 +15,32 @@ from vllm.v1.engine.data_parallel.ranks import agree_on_hashes
 from vllm.v1.engine.tenant_limits import check_parts
 
 # Flags of a server that make no sense here, by what parsing leaves of them.
-_OWN_PORT = "Serve's own HTTP proxy listens: set host and port with `serve start` or http_options."
+_OWN_PORT = (
+    "Serve's own HTTP proxy listens: set host, port and certificates with `serve start` or "
+    "http_options."
+)
+
+
+def _check_listening(server: ServerArgs) -> None:
+    """Refuse flags that say how to listen.
+
+    Raises:
+        ConfigError: One is set; names it.
+    """
+    operations, default = server.operations, ServerArgs()
+    wrong = [
+        flag
+        for flag, is_set in (
+            ("--host", server.host is not None),
+            ("--port", server.port != default.port),
+            ("--uds", operations.uds is not None),
+            ("--api-server-count", operations.api_server_count > 1),
+            ("--ssl-...", operations.tls != default.operations.tls),
+        )
+        if is_set
+    ]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)}: not for a fleet. {_OWN_PORT}")
 
 
 class FleetArgs(BaseModel):
@@ -91,8 +116,7 @@ class FleetArgs(BaseModel):
                 f"--data-parallel-size {parallel.data_parallel_size} among the flags: a fleet's "
                 "cores are its replicas, so say replicas=N."
             )
-        if server.operations.api_server_count > 1 or server.operations.uds is not None:
-            raise ConfigError(f"--api-server-count and --uds are not for a fleet: {_OWN_PORT}")
+        _check_listening(server)
         if config.kv_transfer_config is not None:
             raise ConfigError(
                 "--kv-transfer-config is not for a fleet: its replicas do not prefill for others."
