@@ -14,7 +14,6 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.data_parallel.ranks import agree_on_hashes
 from vllm.v1.engine.tenant_limits import check_parts
 
-# Flags of a server that make no sense here, by what parsing leaves of them.
 _OWN_PORT = "Serve's own HTTP proxy listens: set host and port with `serve start` or http_options."
 
 
