@@ -1,5 +1,6 @@
 """Who there is in a fleet and where requests go, without a cluster."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,8 @@ def test_limits_of_tenants_are_parted_among_ingresses(tmp_path: Path) -> None:
 def test_all_replicas_share_a_seed_and_there_is_a_place_for_each() -> None:
     config, server = FleetArgs(replicas=2, max_replicas=5, flags="--max-num-seqs 7").prepare()
     assert config.parallel_config.data_parallel_size == 5
+    # An actor sees its own devices alone, whatever its rank.
+    assert replace(config.parallel_config, data_parallel_rank=3).first_device == 0
     assert config.cache_config.prefix_hash_seed is not None
     assert config.scheduler_config.max_num_seqs == 7
     assert server.api_keys == ()

@@ -100,6 +100,10 @@ class FleetArgs(BaseModel):
         check_parts(config.scheduler_config.tenants, self.ingress_replicas, "ingress_replicas")
         # A place for each; two at least, since one core alone tells nobody of its cache.
         places = replace(
-            parallel, data_parallel_size=max(2, self.most), data_parallel_fault_tolerance=True
+            parallel,
+            data_parallel_size=max(2, self.most),
+            data_parallel_fault_tolerance=True,
+            # Ray shows each actor the devices that it took.
+            cores_see_all_devices=False,
         )
         return agree_on_hashes(replace(config, parallel_config=places)), server
