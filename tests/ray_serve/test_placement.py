@@ -127,6 +127,7 @@ def test_a_process_finds_its_fleet_by_name() -> None:
         ({"replicas": 3, "max_replicas": 2}, "must not be above the next"),
         ({"replica": 2}, "Extra inputs"),
         ({"target_requests": 0}, "greater than 0"),
+        ({"num_cpus": "inf"}, "finite number"),
     ],
 )
 def test_wrong_arguments_are_told(arguments: dict[str, Any], match: str) -> None:
@@ -140,11 +141,17 @@ def test_wrong_arguments_are_told(arguments: dict[str, Any], match: str) -> None
         ("-dp 2", "replicas=N"),
         ("--api-server-count 2", "not for a fleet"),
         ("--block-size 33", "block_size=33"),
+        ("--port 9000", "--port is not for a fleet: Serve's own HTTP proxy"),
+        ("--distributed-executor-backend ray", "one machine: leave it out"),
+        ("--prefix-cache-dir {folder}", "--prefix-cache-dir or --kv-offloading-size is not for"),
+        ("--no-such-flag 3", "unknown flag --no-such-flag"),
+        ("--help", "vllm serve --help"),
+        ("--tokenizer 'x", "cannot be parted: No closing quotation"),
     ],
 )
-def test_flags_that_do_not_fit_are_told(flags: str, match: str) -> None:
+def test_flags_that_do_not_fit_are_told(flags: str, match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
-        FleetArgs(flags=flags).prepare()
+        FleetArgs(flags=flags.format(folder=tmp_path)).prepare()
 
 
 def test_limits_of_tenants_are_parted_among_ingresses(tmp_path: Path) -> None:
