@@ -30,7 +30,7 @@ _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2]
 _VNNI = ["-mavx512vnni", *_AVX512]
 _AMX = ["-mamx-tile", "-mamx-bf16", "-mamx-int8", *_AVX512]
-_PLAIN_SOURCES = ("prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
+_PLAIN_SOURCES = ("pack_blocks.cpp", "prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
 _SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 
 

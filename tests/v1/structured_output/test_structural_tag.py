@@ -142,13 +142,6 @@ def test_what_is_none_is_refused(
     assert error.value.param == "structured_outputs"
 
 
-def test_a_schema_that_nothing_fits_is_refused_in_words(reader: Reader) -> None:
-    for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}):
-        with pytest.raises(UserInputError, match="cannot be compiled: no text fits it") as error:
-            reader.backend.compile(StructuredOutputsParams(json=schema))
-        assert "NoExtension" not in str(error.value)
-
-
 def test_errors_name_the_part_at_fault(reader: Reader) -> None:
     def named(schema: Any, of: str) -> Any:
         return {"type": "json_schema", "json_schema": schema, "of": of}

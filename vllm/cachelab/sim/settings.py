@@ -18,12 +18,12 @@ from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import read_interval
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
-from vllm.exceptions import ConfigError
+from vllm.exceptions import ConfigError, PoolTooSmallError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.registry import read_architectures, resolve_model
 from vllm.utils.byte_sizes import parse_size
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache, smallest_pool_bytes
+from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache
 from vllm.v1.worker.dtypes import resolve_cache_dtype
 
 _GIB = 1 << 30
@@ -77,8 +77,6 @@ class SimSettings:
         Raises:
             ConfigError: They do not go together.
         """
-        if self.pool_bytes <= 0:
-            raise ConfigError("--pool-gib must be above 0.")
         raw = dict(self.hf_config)
         parsed = resolve_model(read_architectures(raw)).parse_config(raw)
         raw |= {
@@ -126,26 +124,16 @@ class SimSettings:
             resolve_cache_dtype(self.cache_dtype, dtype),
             torch.float32,
         )
-        if self.num_blocks is None:
-            self._check_pool(smallest_pool_bytes(config, [specs] * num_ranks))
-        plan = plan_kv_cache(config, [specs] * num_ranks, [self.pool_bytes] * num_ranks)
+        try:
+            plan = plan_kv_cache(config, [specs] * num_ranks, [self.pool_bytes] * num_ranks)
+        except PoolTooSmallError as error:
+            # The commands that simulate have none of a server's flags but this one.
+            raise ConfigError(f"{error.fact} Raise --pool-gib.") from error
         geometry = CacheGeometry.from_config(plan.scheduler_config)
         if geometry.windows:
             # Refused here, by name, and not in the middle of a grid.
             read_interval(self.interval, geometry.unit)
         return plan
-
-    def _check_pool(self, needed_bytes: int) -> None:
-        """Refuse a pool that is too small, in the words of the commands that simulate.
-
-        Raises:
-            ConfigError: It is.
-        """
-        if self.pool_bytes < needed_bytes:
-            raise ConfigError(
-                f"A pool of {self.pool_bytes / _GIB:.3g} GiB does not hold the longest request "
-                f"({self.max_model_len} tokens, {needed_bytes / _GIB:.3g} GiB): raise --pool-gib."
-            )
 
     def prepare(self, tells_events: bool = False) -> "SimBase":
         """Return what an engine of these settings is built from; several may share one.

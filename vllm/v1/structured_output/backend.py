@@ -36,8 +36,6 @@ _LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-# How the library calls a state that no token leads out of; in a new matcher it is the first one.
-_NO_WAY_ON = "NoExtensionBias"
 
 
 class Backend:
@@ -68,7 +66,7 @@ class Backend:
         if matcher.is_error():
             of, reason = self._find_fault(params) or (
                 f"structured_outputs.{params.kind}",
-                _explain(matcher),
+                shorten(matcher.get_error()),
             )
             raise make_part_error(of, f"cannot be compiled: {reason}")
         return matcher
@@ -88,7 +86,7 @@ class Backend:
         for of, part in find_named_parts(read_structural_tag(params.structural_tag)):
             matcher = self._compile(_alone(params, part))
             if matcher.is_error():
-                return of, _explain(matcher)
+                return of, shorten(matcher.get_error())
         return None
 
     def fill(self, work: Sequence[MaskWork], bits: np.ndarray) -> None:
@@ -136,17 +134,6 @@ class Backend:
             fill_next_token_bitmask_par(self._executor, matchers, bits)
             for grammar, _ in branching:
                 grammar.note_failure()
-
-
-def _explain(matcher: LLMatcher) -> str:
-    """Say in words that help what is wrong with a grammar."""
-    error = matcher.get_error()
-    if error.startswith(_NO_WAY_ON):
-        return (
-            "no text fits it. A rule or $ref that leads to itself and nothing else, or a pattern "
-            "that no character matches, has no text."
-        )
-    return shorten(error)
 
 
 def _alone(params: StructuredOutputsParams, part: Mapping[str, Any]) -> StructuredOutputsParams:
