@@ -41,7 +41,7 @@ _AMX = ["-mamx-tile", "-mamx-bf16", "-mamx-int8", *_AVX512]
 # Compiled for each vector build, the longest first, and once.
 _KERNEL_SOURCES = ("bytes.cpp", "panels.cpp", "products.cpp", "decoder.cpp", "deepseek_v4.cpp")
 _KERNEL_SOURCES += ("recurrent.cpp", "sampling.cpp", "build.cpp")
-_PLAIN_SOURCES = ("prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
+_PLAIN_SOURCES = ("pack_blocks.cpp", "prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
 _SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
 
 

@@ -353,7 +353,8 @@ def add_replay_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["auto"],
         metavar="INTERVAL[+pins]",
-        help="As --prefix-cache-retention-interval of vllm serve; several are compared.",
+        help="As --prefix-cache-retention-interval of vllm serve, or off: no cache; several are "
+        "compared.",
     )
     server.add_argument(
         "--block-size",
@@ -514,7 +515,8 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
         "--policies",
         nargs="+",
         metavar="INTERVAL[+pins]",
-        help="As --prefix-cache-retention-interval of vllm serve. Default: the recorded one.",
+        help="As --prefix-cache-retention-interval of vllm serve, or off: no cache. "
+        "Default: the recorded one, auto if none was recorded.",
     )
     grid.add_argument(
         "--block-size",

@@ -16,7 +16,7 @@ from vllm.cachelab.twin.tier import ReplayedStore, key_of
 from vllm.cachelab.twin.trace_file import read_trace
 from vllm.distributed.kv_transfer.offloading.settings import read_settings
 from vllm.entrypoints.cli.main import main
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.cache_trace import make_header
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -67,8 +67,13 @@ class Agents:
         if len(self._texts[agent]) > 700:
             del self._texts[agent][200:]
         self._texts[agent] += self._draw(self._rng.randrange(5, 120))
+        # Some wait for their grammar first, and for a tier then.
+        form = StructuredOutputsParams(regex="[a-z ]{20,40}") if self._count % 3 == 0 else None
         params = SamplingParams(
-            temperature=0.0, max_tokens=self._rng.randrange(2, 20), ignore_eos=True
+            temperature=0.0,
+            max_tokens=self._rng.randrange(2, 20),
+            ignore_eos=True,
+            structured_outputs=form,
         )
         prompt = {"prompt_token_ids": list(self._texts[agent])}
         engine.add_request(f"{agent}-{self._count}", prompt, params)
@@ -146,6 +151,23 @@ def test_simulate_compares_sources_and_tries_other_disks(
     assert [run["disk_bytes"] for run in runs] == [3 << 20, (1 << 30) // 1000, 1 << 30]
     assert runs[1]["hit_rate"] <= runs[2]["hit_rate"]
     assert "--prefix-cache-disk-size 1073741824" in runs[2]["flags"]
+
+
+@pytest.mark.slow
+def test_a_server_without_a_cache_records_what_one_would_have_hit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, grid = tmp_path / "t.jsonl", tmp_path / "grid.json"
+    Agents(seed=5).live(
+        4, cache_trace=str(path), enable_prefix_caching=False, kv_cache_memory_bytes=6 << 20
+    )
+    flags = ("--output-json", str(grid), "--pool-gib", "0.01", "--disable-tqdm")
+    assert main(["cache", "simulate", str(path), *flags]) == 0
+    assert "| `off` (recorded) |" in capsys.readouterr().out
+    recorded, cached = json.loads(grid.read_text())["runs"]
+    assert (recorded["policy"], recorded["hit_rate"]) == ("off", 0)
+    assert recorded["flags"].endswith(" --no-enable-prefix-caching")
+    assert (cached["policy"], cached["hit_rate"] > 0.3) == ("auto", True)
 
 
 def _object(name: bytes, sequence: int = 0) -> DiskObject:

@@ -11,7 +11,11 @@ from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer.offloading.worker import OffloadWorker
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.engine.client import InlineCore
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.sample.sampler import DeviceSample
 from vllm.v1.worker import step_in_flight
 from vllm.v1.worker.step_in_flight import TokenCopy
@@ -183,6 +187,21 @@ def test_an_abort_ends_a_request_with_a_step_in_flight(folders: dict[str, Path])
             engine.step()
         after = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
         assert after[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
+def test_an_idle_core_is_idle() -> None:
+    config = EngineArgs(async_scheduling=True, kv_cache_memory_bytes=8 << 20).create_vllm_config()
+    core = EngineCore(config, UniProcExecutor)
+    engine = LLMEngine(config, InlineCore(lambda: core))
+    for request_id in ("first", "second"):
+        engine.add_request(request_id, "Once", SamplingParams(temperature=0.0, max_tokens=3))
+        while engine.has_unfinished_requests():
+            engine.step()
+        # What is left: the step that was begun behind the last token, and the news of the end.
+        for _ in range(4):
+            core.step()
+        assert not core.has_work()
+    engine.shutdown()
 
 
 def test_what_cannot_run_behind_turns_it_off(

@@ -17,6 +17,8 @@ T = TypeVar("T")
 V = TypeVar("V")
 _PINS = "VLLM_PIN_SWA_TOKENS"
 _PINNED_SUFFIX = "+pins"
+# The policy that keeps nothing.
+NO_CACHE = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Variant:
     """One setting.
 
     Attributes:
-        policy: A retention interval, with "+pins" behind it for pinned windows.
+        policy: A retention interval, with "+pins" behind it for pinned windows; "off": no cache.
         block_size: As ``--block-size``.
         pool_bytes: Of the pool.
         disk_bytes: Of the cache folder; None: as in the settings it is applied to.
@@ -47,22 +49,24 @@ class Variant:
 
     def flags(self) -> str:
         """Return what to paste behind ``vllm serve MODEL``."""
-        text = (
-            f"--block-size {self.block_size} --kv-cache-memory-bytes {self.pool_bytes} "
-            f"--prefix-cache-retention-interval {self.interval}"
-        )
+        text = f"--block-size {self.block_size} --kv-cache-memory-bytes {self.pool_bytes} "
+        if self.policy == NO_CACHE:
+            return f"vllm serve MODEL {text}--no-enable-prefix-caching"
+        text += f"--prefix-cache-retention-interval {self.interval}"
         if self.disk_bytes is not None:
             text += f" --prefix-cache-disk-size {self.disk_bytes}"
         return f"{_PINS}=1 vllm serve MODEL {text}" if self.has_pins else f"vllm serve MODEL {text}"
 
     def apply(self, settings: SimSettings) -> SimSettings:
         """Return settings changed to this one."""
+        keeps = self.policy != NO_CACHE
         return replace(
             settings,
             block_size=self.block_size,
             pool_bytes=self.pool_bytes,
             num_blocks=None,
-            interval=self.interval,
+            enable_prefix_caching=keeps,
+            interval=self.interval if keeps else settings.interval,
             tier=resize_disk(settings.tier, self.disk_bytes),
         )
 

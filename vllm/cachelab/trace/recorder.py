@@ -75,7 +75,7 @@ class CacheRecorder:
         self._origin = monotonic()
         self._numbers: dict[str, int] = {}
         self._live: dict[int, Request] = {}
-        self._blocked: dict[int, Request] = {}
+        self._blocked: dict[int, tuple[Request, RequestStatus]] = {}
         self._fresh: set[str] = set()
         self._next_number = 0
         self._step: Step | None = None
@@ -123,7 +123,7 @@ class CacheRecorder:
         self._live[number] = request
         self._fresh.add(request.request_id)
         if request.is_blocked:
-            self._blocked[number] = request
+            self._blocked[number] = request, request.status
         self._writer.write(
             Added(
                 number,
@@ -257,7 +257,12 @@ class CacheRecorder:
             for new in output.scheduled_new_reqs:
                 self._note_admission(new.req_id, step)
         if self._blocked:
-            step.unblocked = [n for n, request in self._blocked.items() if not request.is_blocked]
+            # In the same step it may have begun to wait for a tier, which the twin sees for itself.
+            step.unblocked = [
+                number
+                for number, (request, waited_for) in self._blocked.items()
+                if request.status is not waited_for
+            ]
             for number in step.unblocked:
                 del self._blocked[number]
         self._step = step

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.benchmarks.report.plot import check_can_plot, plot_lines
 from vllm.cachelab.sim.clock import SimResult
-from vllm.cachelab.sim.grid import Variant, run_grid
+from vllm.cachelab.sim.grid import NO_CACHE, Variant, run_grid
 from vllm.cachelab.twin.exact import ExactTwin, TwinResult
 from vllm.cachelab.twin.rebuild import check_rebuilt, environment_of, settings_of
 from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest, read_trace
@@ -124,7 +124,8 @@ def write_per_request(path: Path, trace: CacheTrace, twin: TwinResult) -> None:
 
 def _variants(args: argparse.Namespace, own: Variant) -> list[Variant]:
     """Return the grid that was asked for, with the recorded settings first."""
-    policies = args.policies or [own.policy]
+    # A record without a cache asks what one would hit.
+    policies = args.policies or ["auto" if own.policy == NO_CACHE else own.policy]
     pools = [int(gib * _GIB) for gib in args.pool_gib or ()] or [own.pool_bytes]
     disks: list[int | None] = [int(gib * _GIB) for gib in args.disk_gib or ()]
     disks = disks or [own.disk_bytes]

@@ -7,7 +7,7 @@ from functools import partial
 from vllm.cachelab.sim.clock import ClockedRun, SimResult
 from vllm.cachelab.sim.cost import CostModel
 from vllm.cachelab.sim.engine import Acceptance, SimEngine
-from vllm.cachelab.sim.grid import Variant
+from vllm.cachelab.sim.grid import NO_CACHE, Variant
 from vllm.cachelab.sim.settings import disk_bytes_of
 from vllm.cachelab.trace.events import HeldSeen, Reset
 from vllm.cachelab.twin.exact import TwinResult
@@ -137,6 +137,8 @@ def recorded_variant(trace: CacheTrace) -> Variant:
     settings = settings_of(header)
     pinned = header.environment.get("VLLM_PIN_SWA_TOKENS") == "1"
     policy = str(settings.interval) + ("+pins" if pinned else "")
+    if not settings.enable_prefix_caching:
+        policy = NO_CACHE
     disk_bytes = disk_bytes_of(settings.tier)
     return Variant(policy, settings.block_size, settings.pool_bytes, disk_bytes)
 

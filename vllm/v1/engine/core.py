@@ -224,9 +224,7 @@ class EngineCore:
         if self._view is not None:
             self._view.note_step(plan)
         plan.grammar_masks = self.scheduler.get_grammar_bitmask(plan)
-        has_orders = bool(
-            plan.total_num_scheduled_tokens or plan.finished_req_ids or plan.kv_cache_block_copies
-        )
+        has_orders = plan.has_orders
         # Without tokens too: workers must hear of finished requests and run block copies.
         outputs: Mapping[int, EngineCoreOutputs]
         if self._ahead is not None:
@@ -333,7 +331,10 @@ def _tell_nobody() -> None:
 
 
 def _make_block_hasher(vllm_config: VllmConfig, unit: int) -> Callable[[Request], Any] | None:
-    if not (vllm_config.cache_config.enable_prefix_caching or vllm_config.kv_transfer_config):
+    # A trace of an engine without a cache says what one would have hit.
+    is_traced = vllm_config.observability_config.cache_trace is not None
+    caches = vllm_config.cache_config.enable_prefix_caching or vllm_config.kv_transfer_config
+    if not (caches or is_traced):
         return None
     hash_fn = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hash_fn, vllm_config.cache_config.prefix_hash_seed)

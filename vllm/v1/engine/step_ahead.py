@@ -32,8 +32,9 @@ class StepAhead:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a step has begun whose tokens were not taken."""
-        return self._in_flight is not None
+        """Whether a step has begun that has orders, and whose tokens were not taken."""
+        # One without is taken with the next, whenever that comes: an idle engine is idle.
+        return self._in_flight is not None and self._in_flight[0].has_orders
 
     def settle_if_needed(self) -> Outputs | None:
         """Take the tokens of the step in flight, if the next one cannot be scheduled without.

@@ -134,6 +134,13 @@ class SchedulerOutput:
     # What grammars allow in the rows that are sampled; None: no row follows one.
     grammar_masks: "GrammarMasks | None" = None
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether there is anything to do: without tokens too, ends to hear of, blocks to copy."""
+        return bool(
+            self.total_num_scheduled_tokens or self.finished_req_ids or self.kv_cache_block_copies
+        )
+
     @classmethod
     def make_empty(cls) -> "SchedulerOutput":
         """Return a step without work."""
