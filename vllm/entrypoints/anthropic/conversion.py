@@ -119,9 +119,9 @@ class _Converter:
         if role == "system":
             self._add_texts("system", blocks)
             return
-        self._add_user_blocks(where, blocks)
+        self._add_user_blocks(blocks)
 
-    def _add_user_blocks(self, where: str, blocks: list[tuple[str, Mapping[str, Any]]]) -> None:
+    def _add_user_blocks(self, blocks: list[tuple[str, Mapping[str, Any]]]) -> None:
         """Runs of text are messages; tool results stand between them in their order."""
         texts: list[tuple[str, Mapping[str, Any]]] = []
         for place, block in blocks:
