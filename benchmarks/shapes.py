@@ -6,7 +6,7 @@ seed, so a shape is the same on every machine.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 
@@ -79,7 +79,6 @@ class _Session:
     turn_ends: list[int]
     turns_left: int
     base: int
-    subagents: list["_Session"] = field(default_factory=list)
 
 
 class AgentTraffic:

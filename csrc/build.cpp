@@ -1,19 +1,8 @@
-// One vector build: compiled once for each, with VN_BUILD naming it.
+// The table of a vector build: what its files offer.
 #include "build.h"
-
-#include "decoder.h"
-#include "deepseek_v4.h"
-#include "sampling.h"
+#include "entries.h"
 
 namespace vn {
-namespace VN_BUILD {
-
-void matmul(ThreadPool& pool, const vn_matrix& matrix, const float* x, int64_t num_rows,
-            float* output) {
-  multiply(pool, x, num_rows, matrix, output);
-}
-
-}  // namespace VN_BUILD
 
 extern const Build VN_BUILD_TABLE;
 const Build VN_BUILD_TABLE = {

@@ -1,7 +1,7 @@
 // The products of bytes.h by AVX-512 VNNI, and by the matrix unit where there is one: beside the
 // builds, which run on processors without these too.
 #define VN_BUILD vnni
-#include "bytes.h"
+#include "byte_tiles.h"
 #include "tiles.h"
 
 namespace vn {

@@ -3,8 +3,11 @@
 Only the standard library is used, so that a build needs a compiler and nothing else: the one that
 ``CXX`` names, else c++, g++ or clang++, else the clang in the ``ziglang`` package if it is
 installed. Without any the product runs on torch, and this says so in one line.
+
+Objects stay in ``build/objects``: of a change only what includes it is compiled again.
 """
 
+import hashlib
 import importlib.util
 import os
 import platform
@@ -13,12 +16,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 SOURCES = Path(__file__).resolve().parent
 LIBRARY_NAME = "libvllm_native.so"
 DEFAULT_FOLDER = SOURCES.parent / "vllm" / "native"
+_OBJECTS = SOURCES.parent / "build" / "objects"
 
 # No -march=native and no -ffast-math: a wheel runs on other machines, and sums keep their order.
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
@@ -30,8 +38,14 @@ _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2]
 _VNNI = ["-mavx512vnni", *_AVX512]
 _AMX = ["-mamx-tile", "-mamx-bf16", "-mamx-int8", *_AVX512]
-_PLAIN_SOURCES = ("prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
+# Compiled for each vector build, the longest first, and once.
+_KERNEL_SOURCES = ("bytes.cpp", "panels.cpp", "products.cpp", "decoder.cpp", "deepseek_v4.cpp")
+_KERNEL_SOURCES += ("recurrent.cpp", "sampling.cpp", "build.cpp")
+_PLAIN_SOURCES = ("pack_blocks.cpp", "prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
 _SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
+
+
+_Job = TypeVar("_Job")
 
 
 class CompileError(Exception):
@@ -91,29 +105,69 @@ def build(folder: Path, *, sanitises: bool = False) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise CompileError("no C++ compiler: install g++ or clang++, or the PyPI package ziglang")
-    flags = _FLAGS + _baseline(compiler) + (_SANITISE if sanitises else [])
+    base = [*compiler, *_FLAGS, *_baseline(compiler), *(_SANITISE if sanitises else [])]
+    objects = [_Object.of(base + own, source) for source, own in _list_jobs()]
+    _run_all(_Object.make, [item for item in objects if not item.is_current()])
     with tempfile.TemporaryDirectory() as scratch:
-        jobs = []
-        for item in vector_builds():
-            names = [f"-DVN_BUILD={item.name}", f"-DVN_BUILD_TABLE={item.table}"]
-            jobs.append(("build.cpp", f"{item.name}.o", [*item.flags, *names]))
-        jobs += [(name, f"{name}.o", []) for name in _PLAIN_SOURCES]
-        for source, own in (("tiles.cpp", _AMX), ("bytes_vnni.cpp", _VNNI)):
-            jobs.append((source, f"{source}.o", own if is_x86() else []))
-        objects = [str(Path(scratch) / target) for _, target, _ in jobs]
-        commands = [
-            [*compiler, *flags, *own, "-c", str(SOURCES / source), "-o", target]
-            for (source, _, own), target in zip(jobs, objects, strict=True)
-        ]
-        _run_all(commands)
         linked = Path(scratch) / LIBRARY_NAME
-        _run_all([[*compiler, *flags, "-shared", "-o", str(linked), *objects]])
+        link = [*base, "-shared", "-o", str(linked), *(str(item.path) for item in objects)]
+        _run_all(_run, [link])
         folder.mkdir(parents=True, exist_ok=True)
         # In one move: a server that has the old one open keeps it.
         fresh = folder / f".{LIBRARY_NAME}.new"
         shutil.copy(linked, fresh)
         fresh.replace(folder / LIBRARY_NAME)
     return folder / LIBRARY_NAME
+
+
+def _list_jobs() -> list[tuple[str, list[str]]]:
+    """Return each source and its own flags, in the order in which objects are linked."""
+    jobs = []
+    # The portable build comes first: of a template of the standard library that several builds
+    # hold, the first one linked is kept, and it has to run everywhere.
+    for item in vector_builds():
+        names = [f"-DVN_BUILD={item.name}", f"-DVN_BUILD_TABLE={item.table}"]
+        jobs += [(source, [*item.flags, *names]) for source in _KERNEL_SOURCES]
+    jobs += [(source, []) for source in _PLAIN_SOURCES]
+    for source, own in (("tiles.cpp", _AMX), ("bytes_vnni.cpp", _VNNI)):
+        jobs.append((source, own if is_x86() else []))
+    return jobs
+
+
+@dataclass(frozen=True)
+class _Object:
+    """A compiled source, beside the list of the files that it was made of."""
+
+    compiler: list[str]
+    source: str
+    path: Path
+
+    @classmethod
+    def of(cls, compiler: list[str], source: str) -> "_Object":
+        digest = hashlib.sha256("\0".join(compiler).encode()).hexdigest()[:12]
+        return cls(compiler, source, _OBJECTS / f"{Path(source).stem}-{digest}.o")
+
+    def is_current(self) -> bool:
+        """Whether it is newer than all that it was made of."""
+        made_of = self.path.with_suffix(".d")
+        if not (self.path.exists() and made_of.exists()):
+            return False
+        built = self.path.stat().st_mtime
+        words = made_of.read_text().partition(":")[2].replace("\\\n", " ")
+        sources = [Path(word) for word in shlex.split(words)]
+        return all(item.exists() and item.stat().st_mtime <= built for item in sources)
+
+    def make(self) -> str:
+        """Compile it; returns what _run does."""
+        started = time.time()
+        fresh = self.path.with_suffix(f".{os.getpid()}")
+        made_of = ["-MMD", "-MF", str(self.path.with_suffix(".d"))]
+        words = _run([*self.compiler, *made_of, "-c", str(SOURCES / self.source), "-o", str(fresh)])
+        if not words:
+            # As old as its sources were when they were read; whole, or not there.
+            os.utime(fresh, (started, started))
+            fresh.replace(self.path)
+        return words
 
 
 def _baseline(compiler: list[str]) -> list[str]:
@@ -123,22 +177,29 @@ def _baseline(compiler: list[str]) -> list[str]:
     return ["-march=x86-64"] if is_x86() else []
 
 
-def _run_all(commands: list[list[str]]) -> None:
-    """Run commands at the same time."""
+def _run_all(run: Callable[[_Job], str], jobs: list[_Job]) -> None:
+    """Run jobs, as many at a time as there are processors for them."""
     try:
-        running = [
-            (command, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-            for command in commands
-        ]
+        _OBJECTS.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(_count_processors()) as pool:
+            failed = [words for words in pool.map(run, jobs) if words]
     except OSError as error:
         raise CompileError(f"the C++ compiler cannot be run: {error}") from error
-    failed = ""
-    for command, process in running:
-        words = process.communicate()[0].decode(errors="replace")
-        if process.returncode:
-            failed = f"{shlex.join(command)}\n{words[-2000:]}"
     if failed:
-        raise CompileError(failed)
+        raise CompileError(failed[-1])
+
+
+def _run(command: list[str]) -> str:
+    """Return the command and the end of its words if it fails, else nothing."""
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    words = result.stdout.decode(errors="replace")
+    return f"{shlex.join(command)}\n{words[-2000:]}" if result.returncode else ""
+
+
+def _count_processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def main(arguments: list[str]) -> int:

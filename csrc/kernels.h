@@ -10,6 +10,7 @@
 
 #include "build.h"
 #include "products.h"
+#include "stored.h"
 #include "thread_pool.h"
 #include "vec.h"
 #include "vllm_native.h"

@@ -26,23 +26,6 @@ constexpr int64_t kBlockInputs = 32, kBlockPairs = kBlockInputs / 2;
 
 inline int64_t count_blocks(int64_t cols) { return ceil_div(cols, kBlockInputs); }
 
-inline float round_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  // To nearest, ties to even; a NaN stays one.
-  if ((bits & 0x7fffffffu) <= 0x7f800000u) bits += 0x7fffu + (bits >> 16 & 1u);
-  bits &= 0xffff0000u;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-inline uint16_t bf16_bits(float x) {
-  const float rounded = round_bf16(x);
-  uint32_t bits;
-  std::memcpy(&bits, &rounded, sizeof(bits));
-  return static_cast<uint16_t>(bits >> 16);
-}
-
 // While it lives, numbers that are not normal count as zero in this thread's vectors.
 class NormalsOnly {
  public:

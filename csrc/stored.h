@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "panels.h"
-#include "rounded.h"
 #include "vec.h"
 #include "vllm_native.h"
 
@@ -99,6 +97,23 @@ inline void decode_scaled(const vn_matrix& m, const StoredRow& row, int64_t from
   }
 }
 
+inline float round_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  // To nearest, ties to even; a NaN stays one.
+  if ((bits & 0x7fffffffu) <= 0x7f800000u) bits += 0x7fffu + (bits >> 16 & 1u);
+  bits &= 0xffff0000u;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+inline uint16_t bf16_bits(float x) {
+  const float rounded = round_bf16(x);
+  uint32_t bits;
+  std::memcpy(&bits, &rounded, sizeof(bits));
+  return static_cast<uint16_t>(bits >> 16);
+}
+
 // Widens a stored row of plain values.
 inline void decode_row(const void* data, int64_t offset, int32_t kind, int64_t count, float* out) {
   if (kind == VN_F32) {
@@ -133,12 +148,6 @@ inline void decode_matrix_part(const vn_matrix& m, int64_t index, int64_t from, 
   } else {
     decode_scaled<VN_FP8>(m, row, from, count, out);
   }
-}
-
-inline void decode_matrix_row(const vn_matrix& m, int64_t index, float* out) {
-  if (m.kind == VN_PANELS) return decode_panel_row(m, index, out);
-  if (m.kind == VN_BF16_PANELS) return decode_rounded_row(m, index, out);
-  decode_matrix_part(m, index, 0, m.cols, out);
 }
 
 // The matrix that holds a row, and the row's number in it.

@@ -34,6 +34,18 @@ VN_INLINE void each(Body&& body) {
   call_each(body, std::make_integer_sequence<int, N>{});
 }
 
+// Calls body with the height of each tile of so many rows, a constant, and its first row: tiles of
+// R, then one of the rest.
+template <int R, typename Body>
+VN_INLINE void each_tile(int64_t rows, Body&& body, int64_t row = 0) {
+  for (; rows - row >= R; row += R) body(std::integral_constant<int, R>{}, row);
+  if constexpr (R > 1) {
+    if (row < rows) each_tile<R - 1>(rows, body, row);
+  }
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Codes are read by units: so many of one output, in so many words of 32 bits. Sixteen of six bits
 // are three words: two of low nibbles, then one of the pairs of high bits.
 template <int Kind>

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 17
+#define VN_ABI_VERSION 18
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -439,6 +439,9 @@ VN_API int32_t vn_gated_delta(vn_context*, const vn_delta_scan*);
 // None); `parent` [32] stands before the first. block_size: 4 to 8,192 tokens.
 VN_API int32_t vn_hash_blocks(const uint8_t* parent, const int32_t* token_ids, int64_t num_blocks,
                               int32_t block_size, uint8_t* hashes);
+// The codes of a GGUF type's blocks [num_rows, row_bytes], as vn_panels has them. type: its name.
+VN_API int32_t vn_pack_blocks(const char* type, const uint8_t* rows, int64_t num_rows,
+                              int64_t row_bytes, int32_t num_threads, uint32_t* panels);
 
 #ifdef __cplusplus
 }

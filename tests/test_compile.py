@@ -2,8 +2,10 @@
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,60 @@ def test_compilers_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert find_compiler() == [str(program)]
     monkeypatch.setenv("CXX", "ccache my-c++ -m64")
     assert find_compiler() == ["ccache", "my-c++", "-m64"]
+
+
+# Each object is made of its source and, of panels.cpp, a header.
+COMPILER = """#!/bin/sh
+while [ $# -gt 0 ]; do
+  case $1 in
+    -MF) deps=$2 ;;
+    -o) object=$2 ;;
+    *.cpp) source=$1 ;;
+  esac
+  shift
+done
+: > "$object"
+[ -n "$source" ] || exit 0
+echo "${source##*/}" >> "$LOG"
+echo "x.o: $source" > "$deps"
+case $source in
+  */panels.cpp) echo " ${source%.cpp}.h" >> "$deps" ;;
+esac
+case $source in
+  */$FAILS) exit 1 ;;
+esac
+"""
+
+
+def test_only_what_changed_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, log, compiler = tmp_path / "csrc", tmp_path / "log", tmp_path / "c++"
+    shutil.copytree(ROOT / "csrc", sources)
+    compiler.write_text(COMPILER.replace("x.o: $source", "x.o: $source \\\\"))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("LOG", str(log))
+    monkeypatch.setenv("FAILS", "none")
+    script = runpy.run_path(str(sources / "compile.py"))
+
+    def build() -> list[str]:
+        log.write_text("")
+        script["build"](tmp_path / "library")
+        return sorted(log.read_text().split())
+
+    num_builds = len(script["vector_builds"]())
+    assert build().count("panels.cpp") == num_builds
+    assert build() == []
+    future = time.time() + 10
+    os.utime(sources / "panels.h", (future, future))
+    monkeypatch.setenv("FAILS", "panels.cpp")
+    with pytest.raises(script["CompileError"], match=r"panels\.cpp"):
+        build()
+    monkeypatch.setenv("FAILS", "none")
+    os.utime(sources / "panels.h", (0, 0))
+    os.utime(sources / "sampling.cpp", (future, future))
+    assert build() == ["sampling.cpp"] * num_builds
 
 
 def test_a_build_asks_for_a_compiler_where_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

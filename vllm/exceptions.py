@@ -11,6 +11,7 @@
     ├── TenantLimitError          a tenant exceeds its limits    HTTP 429 + Retry-After
     ├── ConfigError               a flag or a file is wrong; raised before weights load
     │   ├── UnsupportedModelError an architecture we do not serve
+    │   ├── PoolTooSmallError     the KV cache does not hold one request of the longest length
     │   └── DeviceMemoryError     weights, steps or graphs do not fit in a device
     ├── CheckpointError           missing, unexpected or misshapen tensors
     ├── EngineError               the engine cannot serve        HTTP 500
@@ -116,6 +117,19 @@ class ConfigError(VllmError, ValueError):
 
 class UnsupportedModelError(ConfigError):
     """The checkpoint's architecture is not one we serve."""
+
+
+class PoolTooSmallError(ConfigError):
+    """The KV cache does not hold one request of the longest length.
+
+    Args:
+        message: Names both sizes and the flags of a server to change.
+        fact: The message without those flags, for commands that have others; empty: the message.
+    """
+
+    def __init__(self, message: str, fact: str = "") -> None:
+        super().__init__(message)
+        self.fact = fact or message
 
 
 class DeviceMemoryError(ConfigError):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm.config.tenants import DEFAULT_TENANT, Tenant, TenantsConfig, digest_key, read_tenants
+from vllm.config.tenants import DEFAULT_TENANT, Tenant, digest_key, read_tenants
 from vllm.exceptions import ConfigError
 
 FILE = f"""
@@ -114,9 +114,3 @@ def test_no_error_shows_a_key(tmp_path: Path):
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_tenants(str(tmp_path / "none.yaml"))
-
-
-def test_programs_name_tenants_without_keys():
-    config = TenantsConfig.of(Tenant("a", cache_at_most=0.5))
-    assert config.shares_cache
-    assert not TenantsConfig.of(Tenant("a")).shares_cache

@@ -207,7 +207,6 @@ class Host:
         self.core = SimCore(number)
         self.replica = SimReplica(name, self.core)
         self.is_dead = False
-        self.is_serving = True
         self._is_awake = asyncio.Event()
         self._is_awake.set()
         self.is_reached = asyncio.Event()

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +12,9 @@ from tests.v1.engine.fakes import make_config
 from vllm.config.parallel import ParallelConfig
 from vllm.ray_serve import cores as cores_module
 from vllm.ray_serve.cores import FleetCores
+from vllm.ray_serve.ingress import Ingress
 from vllm.ray_serve.placement import Fleet
+from vllm.ray_serve.replica import EngineReplica
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.wire import AddRequest, Dead, RequestRejected
 from vllm.v1.messages import EngineCoreRequest
@@ -70,3 +73,14 @@ async def test_a_fault_of_its_own_ends_the_request(
     assert (rejected.request_id, rejected.error.kind) == ("a", "EngineError")
     handle.shutdown()
     await asyncio.sleep(0.01)
+
+
+async def test_what_never_served_is_stopped_without_a_fault() -> None:
+    """Serve stops replicas and ingresses whose start failed, too."""
+    stopped: list[bool] = []
+    core = SimpleNamespace(dead_error=None, shutdown=lambda: stopped.append(True))
+    # No objects of these classes: they would be stopped once more when they are collected.
+    replica = SimpleNamespace(_core=core, _neighbours=EngineReplica._neighbours)
+    await EngineReplica.__del__(cast(Any, replica))
+    assert stopped == [True]
+    await Ingress.__del__(cast(Any, SimpleNamespace()))

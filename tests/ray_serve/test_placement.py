@@ -1,5 +1,6 @@
 """Who there is in a fleet and where requests go, without a cluster."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,7 @@ def test_a_process_finds_its_fleet_by_name() -> None:
         ({"replicas": 3, "max_replicas": 2}, "must not be above the next"),
         ({"replica": 2}, "Extra inputs"),
         ({"target_requests": 0}, "greater than 0"),
+        ({"num_cpus": "inf"}, "finite number"),
     ],
 )
 def test_wrong_arguments_are_told(arguments: dict[str, Any], match: str) -> None:
@@ -137,14 +139,19 @@ def test_wrong_arguments_are_told(arguments: dict[str, Any], match: str) -> None
     ("flags", "match"),
     [
         ("-dp 2", "replicas=N"),
-        ("--api-server-count 2 --port 9", "--port, --api-server-count: not for a fleet"),
-        ("--ssl-ciphers HIGH", "--ssl-...: not for a fleet"),
+        ("--api-server-count 2", "not for a fleet"),
         ("--block-size 33", "block_size=33"),
+        ("--port 9000", "--port is not for a fleet: Serve's own HTTP proxy"),
+        ("--distributed-executor-backend ray", "one machine: leave it out"),
+        ("--prefix-cache-dir {folder}", "--prefix-cache-dir or --kv-offloading-size is not for"),
+        ("--no-such-flag 3", "unknown flag --no-such-flag"),
+        ("--help", "vllm serve --help"),
+        ("--tokenizer 'x", "cannot be parted: No closing quotation"),
     ],
 )
-def test_flags_that_do_not_fit_are_told(flags: str, match: str) -> None:
+def test_flags_that_do_not_fit_are_told(flags: str, match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
-        FleetArgs(flags=flags).prepare()
+        FleetArgs(flags=flags.format(folder=tmp_path)).prepare()
 
 
 def test_limits_of_tenants_are_parted_among_ingresses(tmp_path: Path) -> None:
@@ -158,6 +165,8 @@ def test_limits_of_tenants_are_parted_among_ingresses(tmp_path: Path) -> None:
 def test_all_replicas_share_a_seed_and_there_is_a_place_for_each() -> None:
     config, server = FleetArgs(replicas=2, max_replicas=5, flags="--max-num-seqs 7").prepare()
     assert config.parallel_config.data_parallel_size == 5
+    # An actor sees its own devices alone, whatever its rank.
+    assert replace(config.parallel_config, data_parallel_rank=3).first_device == 0
     assert config.cache_config.prefix_hash_seed is not None
     assert config.scheduler_config.max_num_seqs == 7
     assert server.api_keys == ()

@@ -20,6 +20,7 @@ class ParallelConfig:
     Attributes:
         data_parallel_rank: The core that this configuration is for.
         data_parallel_index: The same, of the labels of metrics and the ports of KV events.
+        cores_see_all_devices: Of their machine; else each sees its own alone.
     """
 
     pipeline_parallel_size: int = 1
@@ -43,6 +44,7 @@ class ParallelConfig:
     )
     data_parallel_index: int = 0
     data_parallel_rank: int = 0
+    cores_see_all_devices: bool = True
     data_parallel_size_local: int | None = option(
         None,
         "The same number: cores on other machines take --data-parallel-backend ray.",
@@ -157,7 +159,7 @@ class ParallelConfig:
     @property
     def first_device(self) -> int:
         """Index on its machine of the first device of this core."""
-        if self.data_parallel_backend == "ray":
+        if self.data_parallel_backend == "ray" or not self.cores_see_all_devices:
             return 0  # an actor sees its own devices alone
         return self.data_parallel_rank * self.world_size
 

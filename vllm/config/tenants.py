@@ -89,11 +89,6 @@ class TenantsConfig:
         """Return the tenant of a request that names one; None: of those that have none."""
         return self.tenants.get(name or DEFAULT_TENANT) or self.tenants[DEFAULT_TENANT]
 
-    @property
-    def shares_cache(self) -> bool:
-        """Whether any tenant has a share of the cache that is not the common one."""
-        return any(t.cache_guaranteed > 0 or t.cache_at_most < 1 for t in self.tenants.values())
-
 
 def digest_key(key: str) -> str:
     """Return a key's digest: what is kept of it."""

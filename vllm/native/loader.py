@@ -104,3 +104,4 @@ def _declare(library: ctypes.CDLL) -> None:
     library.vn_forbid.argtypes = [c_void_p, data, c_int64, c_int64, data, data, c_int64]
     library.vn_matmul.argtypes = [c_void_p, POINTER(Matrix), data, c_int64, data]
     library.vn_hash_blocks.argtypes = [c_char_p, c_char_p, c_int64, c_int32, c_char_p]
+    library.vn_pack_blocks.argtypes = [c_char_p, data, c_int64, c_int64, c_int32, data]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
+    from vllm.model_executor.layers.quantization.gguf_blocks import BlockPacker
     from vllm.v1.attention.metadata import CacheLayout
     from vllm.v1.attention.step_model import StepModel
 
@@ -109,6 +110,14 @@ class CpuPlatform(Platform):
 
         native = make_native_model(model, layout, kv_caches, torch.get_num_threads(), releases=True)
         return native or super().make_step_model(model, layout, kv_caches, device)
+
+    def find_block_packer(self) -> BlockPacker | None:
+        """Return the native one, which takes all threads; None: there is no library."""
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        from vllm.native.packing import find_block_packer  # noqa: PLC0415  (loads torch)
+
+        return find_block_packer(torch.get_num_threads())
 
     def allocate_kv_pool(
         self, num_blocks: int, stride_bytes: int, device: torch.device

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
     from vllm.model_executor.layers.quantization import WeightQuantization
+    from vllm.model_executor.layers.quantization.gguf_blocks import BlockPacker
     from vllm.v1.attention.metadata import CacheLayout
     from vllm.v1.attention.step_model import StepModel
 
@@ -82,6 +83,10 @@ class Platform(ABC):
             CheckpointError: The folder's description of them is broken.
         """
         del checkpoint, find_shard
+        return None
+
+    def find_block_packer(self) -> BlockPacker | None:
+        """Return what packs blocks of GGUF files for this device's kernels; None: torch does."""
         return None
 
     # --- config ------------------------------------------------------------------------------

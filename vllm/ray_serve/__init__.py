@@ -7,6 +7,7 @@ application.py     the application: one ingress with all routes, replicas that a
 replica.py         a replica: one engine core, its news, its requests
 ingress.py         the HTTP side: the server's own application over all replicas
 cores.py           the replicas as one handle of engine cores, in the ingress
+neighbours.py      what a replica pulls of others' caches, and hands on when it is removed
 placement.py       who there is, and the router of -dp; nothing of Ray
 request_router.py  Serve's seam that carries it
 scaling.py         how many replicas a load needs

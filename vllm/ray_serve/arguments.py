@@ -2,45 +2,38 @@
 
 import shlex
 from dataclasses import replace
+from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vllm.config import VllmConfig
-from vllm.config.parallel import MAX_DATA_PARALLEL_SIZE
+from vllm.config.parallel import MAX_DATA_PARALLEL_SIZE, ParallelConfig
 from vllm.entrypoints.cli.serve import add_serve_flags, prepare
+from vllm.entrypoints.openai.operations_args import OperationsArgs, TlsArgs
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import ConfigError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.data_parallel.ranks import agree_on_hashes
 from vllm.v1.engine.tenant_limits import check_parts
 
-# Flags of a server that make no sense here, by what parsing leaves of them.
+# What to do instead of flags that nothing here heeds.
 _OWN_PORT = (
-    "Serve's own HTTP proxy listens: set host, port and certificates with `serve start` or "
-    "http_options."
+    "Serve's own HTTP proxy listens and logs: set it up with `serve start` or http_options in "
+    "Serve's configuration file"
 )
+_OWN_CORES = "Serve starts the fleet's cores and replaces lost ones: say replicas=N"
+_OWN_WORKERS = "a replica's workers are processes of one machine: leave it out"
+_OWN_CACHE = "a replica's core neither prefills for others nor keeps its cache on host or disk yet"
 
 
-def _check_listening(server: ServerArgs) -> None:
-    """Refuse flags that say how to listen.
+class _FlagsParser(FlexibleArgumentParser):
+    """Raises what a command would print; here is no program to end."""
 
-    Raises:
-        ConfigError: One is set; names it.
-    """
-    operations, default = server.operations, ServerArgs()
-    wrong = [
-        flag
-        for flag, is_set in (
-            ("--host", server.host is not None),
-            ("--port", server.port != default.port),
-            ("--uds", operations.uds is not None),
-            ("--api-server-count", operations.api_server_count > 1),
-            ("--ssl-...", operations.tls != default.operations.tls),
-        )
-        if is_set
-    ]
-    if wrong:
-        raise ConfigError(f"{', '.join(wrong)}: not for a fleet. {_OWN_PORT}")
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"flags: {message}")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise ConfigError("flags: --help is not one of them: `vllm serve --help` explains them.")
 
 
 class FleetArgs(BaseModel):
@@ -57,9 +50,12 @@ class FleetArgs(BaseModel):
         num_cpus: Of the cluster's CPUs, for each worker of a replica.
         drain_timeout_s: How long a replica that goes may finish what it has.
         ingress_replicas: Processes that answer HTTP.
+
+    Raises:
+        pydantic.ValidationError: An argument is unknown, of another type or out of its limits.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str = "deepseek-v4"
     flags: str = ""
@@ -77,7 +73,7 @@ class FleetArgs(BaseModel):
         if not self.fewest <= self.replicas <= self.most:
             raise ValueError(
                 f"min_replicas={self.fewest}, replicas={self.replicas}, max_replicas={self.most}: "
-                "each must not be above the next."
+                "each must not be above the next (one that is not given is as replicas)."
             )
         return self
 
@@ -106,24 +102,70 @@ class FleetArgs(BaseModel):
         Raises:
             ConfigError: Something is wrong.
         """
-        parser = FlexibleArgumentParser(prog="vllm.ray_serve")
+        parser = _FlagsParser(prog="vllm.ray_serve")
         add_serve_flags(parser)
-        parsed = parser.parse_args([self.model, *shlex.split(self.flags)])
+        try:
+            words = shlex.split(self.flags)
+        except ValueError as error:
+            raise ConfigError(f"flags={self.flags!r} cannot be parted: {error}.") from error
+        parsed = parser.parse_args([self.model, *words])
         config, server = prepare(parsed)
         parallel = config.parallel_config
-        if parallel.data_parallel_size > 1:
-            raise ConfigError(
-                f"--data-parallel-size {parallel.data_parallel_size} among the flags: a fleet's "
-                "cores are its replicas, so say replicas=N."
-            )
-        _check_listening(server)
-        if config.kv_transfer_config is not None:
-            raise ConfigError(
-                "--kv-transfer-config is not for a fleet: its replicas do not prefill for others."
-            )
+        _refuse_unfit(config, server)
         check_parts(config.scheduler_config.tenants, self.ingress_replicas, "ingress_replicas")
         # A place for each; two at least, since one core alone tells nobody of its cache.
         places = replace(
-            parallel, data_parallel_size=max(2, self.most), data_parallel_fault_tolerance=True
+            parallel,
+            data_parallel_size=max(2, self.most),
+            data_parallel_fault_tolerance=True,
+            # Ray shows each actor the devices that it took.
+            cores_see_all_devices=False,
         )
         return agree_on_hashes(replace(config, parallel_config=places)), server
+
+
+def _refuse_unfit(config: VllmConfig, server: ServerArgs) -> None:
+    """Refuse flags that a server heeds and a fleet does not.
+
+    Raises:
+        ConfigError: One was given, and its value is not the one without it.
+    """
+    parallel, operations = config.parallel_config, server.operations
+    plain, usual, operated = ParallelConfig(), ServerArgs(), OperationsArgs()
+    heeded_elsewhere = {
+        "--data-parallel-size": (parallel.data_parallel_size > 1, _OWN_CORES),
+        "--data-parallel-backend": (
+            parallel.data_parallel_backend != plain.data_parallel_backend,
+            _OWN_CORES,
+        ),
+        "--data-parallel-address": (
+            parallel.data_parallel_address != plain.data_parallel_address,
+            _OWN_CORES,
+        ),
+        "--data-parallel-restarts": (parallel.data_parallel_restarts > 0, _OWN_CORES),
+        "--distributed-executor-backend ray": (
+            parallel.distributed_executor_backend == "ray",
+            _OWN_WORKERS,
+        ),
+        "--host": (server.host != usual.host, _OWN_PORT),
+        "--port": (server.port != usual.port, _OWN_PORT),
+        "--uds": (operations.uds is not None, _OWN_PORT),
+        "--api-server-count": (
+            operations.api_server_count > 1,
+            "say ingress_replicas=N",
+        ),
+        "--ssl-*": (operations.tls != TlsArgs(), _OWN_PORT),
+        "--uvicorn-log-level": (server.uvicorn_log_level != usual.uvicorn_log_level, _OWN_PORT),
+        "--disable-uvicorn-access-log": (operations.disable_access_log, _OWN_PORT),
+        "--disable-access-log-for-endpoints": (
+            operations.quiet_endpoints != operated.quiet_endpoints,
+            _OWN_PORT,
+        ),
+        "--kv-transfer-config, --prefix-cache-dir or --kv-offloading-size": (
+            config.kv_transfer_config is not None,
+            f"{_OWN_CACHE}: leave it out",
+        ),
+    }
+    for flag, (is_given, cure) in heeded_elsewhere.items():
+        if is_given:
+            raise ConfigError(f"flags: {flag} is not for a fleet: {cure}.")

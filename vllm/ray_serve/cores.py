@@ -15,7 +15,7 @@ from vllm.exceptions import EngineCoreLostError, EngineDeadError, EngineError, V
 from vllm.logger import init_logger
 from vllm.ray_serve.placement import Anyone, Fleet, Only, Place
 from vllm.ray_serve.replica import News, Taken
-from vllm.v1.engine.client import MailboxHandle
+from vllm.v1.engine.client import STOP_TIMEOUT_S, MailboxHandle
 from vllm.v1.engine.data_parallel.gather import Gathering, Question
 from vllm.v1.engine.data_parallel.router import (
     Router,
@@ -133,7 +133,7 @@ class FleetCores(MailboxHandle):
         """Send a message to the replicas that it concerns; refusals come back as messages."""
         self._loop.call_soon_threadsafe(self._send, message)
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Follow nobody any more; the replicas are Serve's to stop."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop)

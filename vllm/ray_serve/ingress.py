@@ -82,6 +82,9 @@ class Ingress:
 
     async def __del__(self) -> None:
         """Let running requests finish, when Serve stops this one."""
+        if not hasattr(self, "_engine"):
+            # It never served: no replica became ready.
+            return
         self._state.start_drain()
         await self._state.wait_idle(self._args.shutdown_timeout_s)
         self._engine.shutdown()

@@ -92,8 +92,8 @@ class EngineReplica:
         fleet: Its name.
     """
 
-    # None: replicas begin empty.
-    _neighbours: Neighbours | None
+    # None: replicas begin empty, or this one did not get that far.
+    _neighbours: Neighbours | None = None
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: VllmConfig, core_factory: str, fleet: str
@@ -132,7 +132,6 @@ class EngineReplica:
         # What was pulled, until a front end is told.
         self._pulled: PullStats | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._neighbours = None
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         """Hand the core's messages to the event loop that serves calls, from the first on."""

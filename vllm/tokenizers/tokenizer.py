@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.gguf_tokenizer import read_gguf_tokenizer
@@ -251,23 +250,6 @@ class Tokenizer:
         assert decoder is not None
         text: str = decoder.decode(tokens)
         return text
-
-    def decode_batch(
-        self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = False
-    ) -> list[str]:
-        """Return the text of each sequence of ids."""
-        return [self.decode(ids, skip_special_tokens) for ids in batch]
-
-    def decode_stream(
-        self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = False
-    ) -> DecodeStream:
-        """Return the library's incremental decoder; feed it: ``stream.step(backend, token_id)``.
-
-        Args:
-            prompt_ids: Tokens before the stream, so that the first piece is spaced as it must be.
-            skip_special_tokens: Whether special tokens give no text.
-        """
-        return DecodeStream(ids=list(prompt_ids), skip_special_tokens=skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of the token spelled ``token`` in the vocabulary, or None."""

@@ -121,16 +121,6 @@ class V4Geometry:
     indexer_state_page: int
     c128_state_page: int
 
-    @property
-    def padded_state_page(self) -> int:
-        """Bytes that a state page is given beside row pages."""
-        return self.row_page
-
-    @property
-    def padded_indexer_state_page(self) -> int:
-        """Bytes that an indexer state page is given beside indexer pages."""
-        return self.indexer_page
-
 
 def v4_geometry(
     block_size: int | None,

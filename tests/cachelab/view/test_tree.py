@@ -11,7 +11,7 @@ import pytest
 from tests.cachelab.twin.recorded_run import SMALL_LLAMA, RecordedRun, make_prompt, small_settings
 from vllm.cachelab.view.log import HALF_LIFE_S
 from vllm.cachelab.view.sources import make_source
-from vllm.cachelab.view.tree import Branch, Tree, TreeBuilder
+from vllm.cachelab.view.tree import Tree, TreeBuilder
 from vllm.cachelab.view.view import CacheView
 from vllm.v1.core.kv_cache_utils import BlockHash
 
@@ -83,12 +83,6 @@ def chains(run: WatchedRun) -> Iterator[tuple[BlockHash, ...]]:
             chain.append(parent)
         if chain[-1] in parents:
             yield tuple(reversed(chain))
-
-
-def branch_of(tree: Tree, begin: int, end: int) -> Branch:
-    found = [b for b in tree.branches if (b.begin, b.end) == (begin, end)]
-    assert len(found) == 1, [(b.begin, b.end) for b in tree.branches]
-    return found[0]
 
 
 def test_two_prompts_that_part_are_three_branches(run: WatchedRun) -> None:

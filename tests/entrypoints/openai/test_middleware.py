@@ -93,6 +93,14 @@ async def test_size(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert response.json()["error"]["code"] == 413
 
 
+async def test_compressed_bodies_are_refused_by_name(served: Any) -> None:
+    for encoding, status in (("gzip", 415), ("zstd", 415), ("Identity", 200)):
+        headers = {"Content-Encoding": encoding}
+        response = await served.client.post(COMPLETIONS, json=BODY, headers=headers)
+        assert response.status_code == status
+        assert (f"'Content-Encoding: {encoding}'" in response.text) == (status == 415)
+
+
 async def test_cors(serve: Any) -> None:
     headers = {"Origin": "http://a", "Access-Control-Request-Method": "POST"}
     served = serve(allowed_origins=("http://a",), api_keys=("k",))

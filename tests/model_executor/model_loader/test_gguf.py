@@ -20,13 +20,14 @@ from tests.model_executor.models.decoder.building import build_model, make_harne
 from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model, qwen3_5
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError, VllmError
-from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_READERS, read_blocks
+from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_FORMS, read_blocks
 from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.model_executor.model_loader.gguf_config import read_gguf_config
 from vllm.model_executor.model_loader.gguf_weights import GgufWeights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
+from vllm.native.packing import find_block_packer
 from vllm.utils.gguf_file import read_gguf
 from vllm.v1.attention.ops.registry import get_reference_op
 
@@ -77,7 +78,7 @@ def load(path: Path) -> DecoderForCausalLM:
     """Loads a file as the worker does."""
     raw = read_gguf_config(path)
     config = resolve_model(raw["architectures"]).parse_config(raw)
-    weights = GgufWeights(path)
+    weights = GgufWeights(path, pack=find_block_packer(1))
     model = DecoderForCausalLM(
         config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
     )
@@ -86,7 +87,7 @@ def load(path: Path) -> DecoderForCausalLM:
     return model
 
 
-@pytest.mark.parametrize("name", list(BLOCK_READERS))
+@pytest.mark.parametrize("name", list(BLOCK_FORMS))
 def test_every_type_has_the_values_of_its_definition(name: str) -> None:
     kind = Type[name]
     width = 2 * GGML_QUANT_SIZES[kind][0]

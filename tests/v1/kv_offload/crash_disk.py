@@ -167,12 +167,6 @@ class CrashDisk:
         for content in (file.cached, file.durable):
             content[bit // 8] ^= 1 << bit % 8
 
-    def scribble(self, path: Path, offset: int, data: bytes) -> None:
-        """Put bytes into a file."""
-        file = self._files[path]
-        for content in (file.cached, file.durable):
-            content[offset : offset + len(data)] = data
-
     def content(self, path: Path) -> bytearray:
         """Return a file's bytes."""
         return self._files[path].cached

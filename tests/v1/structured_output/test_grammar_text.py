@@ -66,6 +66,7 @@ def test_objects_can_be_closed(reader: Reader) -> None:
         ({"json": {"type": "thing"}}, "thing"),
         ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "oneOf"),
         ({"grammar": "start: nowhere"}, "nowhere"),
+        ({"json": {"$ref": "#"}}, "compiled: no text goes on to match it: its rules"),
         ({"grammar": "what"}, "neither Lark nor GBNF"),
         ({"grammar": "x ::= " + "a" * 70_000}, "characters"),
     ],

@@ -18,7 +18,7 @@ from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import read_interval
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
-from vllm.exceptions import ConfigError
+from vllm.exceptions import ConfigError, PoolTooSmallError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.registry import read_architectures, resolve_model
 from vllm.utils.byte_sizes import parse_size
@@ -124,7 +124,11 @@ class SimSettings:
             resolve_cache_dtype(self.cache_dtype, dtype),
             torch.float32,
         )
-        plan = plan_kv_cache(config, [specs] * num_ranks, [self.pool_bytes] * num_ranks)
+        try:
+            plan = plan_kv_cache(config, [specs] * num_ranks, [self.pool_bytes] * num_ranks)
+        except PoolTooSmallError as error:
+            # The commands that simulate have none of a server's flags but this one.
+            raise ConfigError(f"{error.fact} Raise --pool-gib.") from error
         geometry = CacheGeometry.from_config(plan.scheduler_config)
         if geometry.windows:
             # Refused here, by name, and not in the middle of a grid.

@@ -101,7 +101,7 @@ class _Converter:
                 self.mark(f"tools[{i}].cache_control", value)
 
     def add_system(self, where: str, content: Any) -> None:
-        self._add_texts(where, "system", _as_blocks(where, content))
+        self._add_texts("system", _as_blocks(where, content))
 
     def add_message(self, where: str, message: Any) -> None:
         if not isinstance(message, Mapping):
@@ -117,11 +117,11 @@ class _Converter:
             self.chat.end_turn()
             return
         if role == "system":
-            self._add_texts(f"{where}.content", "system", blocks)
+            self._add_texts("system", blocks)
             return
-        self._add_user_blocks(where, blocks)
+        self._add_user_blocks(blocks)
 
-    def _add_user_blocks(self, where: str, blocks: list[tuple[str, Mapping[str, Any]]]) -> None:
+    def _add_user_blocks(self, blocks: list[tuple[str, Mapping[str, Any]]]) -> None:
         """Runs of text are messages; tool results stand between them in their order."""
         texts: list[tuple[str, Mapping[str, Any]]] = []
         for place, block in blocks:
@@ -129,15 +129,13 @@ class _Converter:
                 texts.append((place, block))
                 continue
             if texts:
-                self._add_texts(where, "user", texts)
+                self._add_texts("user", texts)
                 texts = []
             self._add_tool_result(place, block)
         if texts:
-            self._add_texts(where, "user", texts)
+            self._add_texts("user", texts)
 
-    def _add_texts(
-        self, where: str, role: str, blocks: list[tuple[str, Mapping[str, Any]]]
-    ) -> None:
+    def _add_texts(self, role: str, blocks: list[tuple[str, Mapping[str, Any]]]) -> None:
         if not blocks:
             return
         self.chat.add_message(role, [_text_of(place, block) for place, block in blocks])

@@ -6,6 +6,7 @@ missing or wrong API key        401    authentication_error
 unknown model or route          404    not_found_error
 wrong method                    405    invalid_request_error
 body too large                  413    invalid_request_error
+body compressed                 415    invalid_request_error
 a tenant exceeds its limits     429    rate_limit_error (Retry-After)
 too many requests wait          529    overloaded_error (Retry-After)
 the server starts or drains     503    api_error (Retry-After)
@@ -30,6 +31,7 @@ _TYPE_OF_STATUS = {
     404: "not_found_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     _OVERLOADED: "overloaded_error",
 }

@@ -9,6 +9,7 @@ ModelNotFoundError, ResponseNotFoundError,   404    NotFoundError
 unknown route
 wrong method                                 405    MethodNotAllowedError
 body too large                               413    RequestTooLargeError
+body compressed                              415    UnsupportedMediaTypeError
 TenantLimitError                             429    RateLimitError (Retry-After)
 QueueFullError, ShuttingDownError,           503    ServiceUnavailableError (Retry-After)
 EngineDeadError, EngineCoreLostError
@@ -42,6 +43,7 @@ _TYPE_OF_STATUS = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",

@@ -1,7 +1,7 @@
 """The edge of the server: what happens to every request before a route sees it.
 
 From the outside in: CORS (Starlette's), then ``EdgeMiddleware``: request id, metrics, API key,
-phase of the server, size of the body.
+phase of the server, size and encoding of the body.
 """
 
 import time
@@ -29,7 +29,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
 class EdgeMiddleware:
-    """Request ids, metrics, API keys, phase and body size, for every HTTP request.
+    """Request ids, metrics, API keys, phase, the body's size and encoding, for every HTTP request.
 
     Args:
         app: The routes.
@@ -131,6 +131,13 @@ class EdgeMiddleware:
             return describe_exception(error)
         if _content_length(headers) > MAX_BODY_BYTES:
             return _too_large()
+        encoding = headers.get("content-encoding", "identity")
+        if encoding.strip().lower() not in ("", "identity"):
+            return HttpError(
+                415,
+                f"'Content-Encoding: {encoding}' is not supported: send the body uncompressed.",
+                "body",
+            )
         return None
 
 

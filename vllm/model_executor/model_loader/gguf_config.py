@@ -168,7 +168,7 @@ def _read_scaling(keys: _Keys) -> dict[str, Any]:
     """Returns rope_scaling, if there is any."""
     factors = keys.file.tensors.get(_ROPE_FACTORS)
     if factors is not None:
-        return {"rope_scaling": {"rope_type": "divided", "divisors": _read_floats(keys, factors)}}
+        return {"rope_scaling": {"rope_type": "divided", "divisors": _read_floats(factors)}}
     kind = keys.text("rope.scaling.type", "none")
     if kind == "none":
         return {}
@@ -182,7 +182,7 @@ def _read_scaling(keys: _Keys) -> dict[str, Any]:
     raise keys.refuse("rope.scaling.type", kind, "none, linear, yarn")
 
 
-def _read_floats(keys: _Keys, tensor: Any) -> list[float]:
+def _read_floats(tensor: Any) -> list[float]:
     if tensor.type.name != "F32":
         raise CheckpointError(
             f"{tensor.file}: tensor {tensor.name} is of type {tensor.type.name}, must be F32."
@@ -314,7 +314,7 @@ def _read_gemma4_ropes(keys: _Keys) -> dict[str, Any]:
         "rope_theta": keys.number("rope.freq_base", _GEMMA4_THETA),
     }
     if (divisors := keys.file.tensors.get(_ROPE_FACTORS)) is not None:
-        values = _read_floats(keys, divisors)
+        values = _read_floats(divisors)
         turned = sum(value == 1.0 for value in values)
         if values[:turned] != [1.0] * turned or any(
             value < _NOT_TURNED for value in values[turned:]

@@ -14,13 +14,14 @@ import torch
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.code_layouts import check_whole_scale
 from vllm.model_executor.layers.quantization.gguf_blocks import (
-    BLOCK_READERS,
+    BLOCK_FORMS,
+    BlockPacker,
     read_blocks,
     scale_whole,
 )
 from vllm.model_executor.layers.quantization.interface import RowDecoder
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows
+from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows, allocate
 from vllm.model_executor.layers.quantization.storages import Storage
 from vllm.model_executor.model_loader.gguf_config import count_layers
 from vllm.model_executor.model_loader.gguf_conversion import Conversion
@@ -228,6 +229,7 @@ class GgufWeights(MatrixStorages):
         path: The file, or the first part of it.
         rounds_inputs: Whether the inputs of coded matrices are rounded to eight bits by group.
         ops: Resolves op names.
+        pack: What packs blocks as they are; None: torch does.
     """
 
     def __init__(
@@ -236,8 +238,10 @@ class GgufWeights(MatrixStorages):
         *,
         rounds_inputs: bool = False,
         ops: OpResolver = get_reference_op,
+        pack: BlockPacker | None = None,
     ) -> None:
         super().__init__(ops)
+        self._pack = pack
         self._inputs: Inputs = "bytes by group" if rounds_inputs else "whole"
         file = read_gguf(path)
         self._conversion = Conversion(file)
@@ -262,7 +266,7 @@ class GgufWeights(MatrixStorages):
             return None
         tensor, _ = entry
         # Plain ones come in the release's order already.
-        if tensor.type.name not in BLOCK_READERS:
+        if tensor.type.name not in BLOCK_FORMS:
             return None
         rows_of = self._conversion.row_order(name, out_size)
         columns_of = self._conversion.column_order(name)
@@ -271,7 +275,7 @@ class GgufWeights(MatrixStorages):
             raw[_WHOLE_SCALE] = torch.empty(1, device=device)
 
         def convert(filled: Mapping[str, torch.Tensor]) -> CodedRows:
-            rows = read_blocks(tensor.type.name, filled[".weight"])
+            rows = read_blocks(tensor.type.name, filled[".weight"], self._pack)
             if _WHOLE_SCALE in filled:
                 whole = filled[_WHOLE_SCALE]
                 check_whole_scale(name, (_WHOLE_SCALE, whole), divides=False)
@@ -293,7 +297,7 @@ class GgufWeights(MatrixStorages):
         entries = [self._tensors.get(f"{stem}.{leaf}.weight") for leaf in ("gate_proj", "up_proj")]
         found = [entry for entry in entries if entry is not None]
         types = {tensor.type.name for tensor, _ in found}
-        if len(found) != 2 or len(types) != 1 or not types & set(BLOCK_READERS):
+        if len(found) != 2 or len(types) != 1 or not types & set(BLOCK_FORMS):
             return None
         raw = {}
         for leaf, (tensor, _) in zip(("gate_proj", "up_proj"), found, strict=True):
@@ -303,14 +307,14 @@ class GgufWeights(MatrixStorages):
 
         def convert(filled: Mapping[str, torch.Tensor]) -> CodedRows:
             pairs = torch.stack(list(filled.values()), 1)
-            return read_blocks(type_name, pairs.flatten(0, 1))
+            return read_blocks(type_name, pairs.flatten(0, 1), self._pack)
 
         return _SiblingStorage(out_size, in_size, raw, convert, self._inputs)
 
     def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:
         """See ``WeightQuantization``."""
         entry = self._tensors.get(name)
-        if entry is None or entry[0].type.name not in BLOCK_READERS:
+        if entry is None or entry[0].type.name not in BLOCK_FORMS:
             return None
         tensor, _ = entry
         return _BlockRows(tensor.type, name, _count_row_bytes(tensor, width))
@@ -351,7 +355,7 @@ def _empty_blocks(
     tensor: GgufTensor, in_size: int, out_size: int, device: torch.device
 ) -> torch.Tensor:
     row_bytes = _count_row_bytes(tensor, in_size)
-    return torch.empty((out_size, row_bytes), dtype=torch.uint8, device=device)
+    return allocate((out_size, row_bytes), torch.uint8, device)
 
 
 def _count_row_bytes(tensor: GgufTensor, in_size: int) -> int:

@@ -15,7 +15,6 @@ from vllm.model_executor.model_loader.weight_names import TensorPart, published_
 
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGER_DTYPES = frozenset({"I64", "I32"})
-_BYTE_DTYPES = {int8: frozenset({"I8"}), uint8: frozenset({"U8"})}
 _QUANTISED_DTYPES = frozenset(
     {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "I8", "U8"}
 )

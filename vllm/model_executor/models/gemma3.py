@@ -20,6 +20,7 @@ from vllm.model_executor.models.decoder.config import (
     TensorNames,
 )
 from vllm.model_executor.models.decoder.family_fields import (
+    LAYER_TYPES,
     read_activation,
     read_layer_types,
     refuse_quantization,
@@ -27,6 +28,7 @@ from vllm.model_executor.models.decoder.family_fields import (
 from vllm.model_executor.models.decoder.rope_config import (
     RopeConfig,
     check_one_spelling,
+    read_rope_by_kind,
     read_rope_object,
 )
 
@@ -127,7 +129,7 @@ def _read_text(fields: FieldReader, names: TensorNames, is_tied: bool) -> Decode
 def _read_ropes(fields: FieldReader, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     """Returns the settings of window layers and of the others."""
     if fields.has("rope_parameters"):
-        nested = fields.sub_reader("rope_parameters")
+        nested = read_rope_by_kind(fields, LAYER_TYPES)
         local = nested.sub_reader("sliding_attention")
         full = nested.sub_reader("full_attention")
         check_one_spelling(fields, full)

@@ -32,7 +32,11 @@ from vllm.model_executor.models.decoder.family_fields import (
     read_layer_types,
     refuse_quantization,
 )
-from vllm.model_executor.models.decoder.rope_config import RopeConfig, read_rope_object
+from vllm.model_executor.models.decoder.rope_config import (
+    RopeConfig,
+    read_rope_by_kind,
+    read_rope_object,
+)
 
 _LOCAL, _FULL = "sliding_attention", "full_attention"
 _THETAS = {_LOCAL: 10_000.0, _FULL: 1_000_000.0}
@@ -300,7 +304,9 @@ def _read_layer_inputs(fields: FieldReader, default_width: int) -> LayerInputsPl
 
 
 def _read_rope(fields: FieldReader, kind: str, shape: AttentionShape) -> RopeConfig:
-    own = fields.sub_reader("rope_parameters").sub_reader(kind)
+    # The family never had the older spelling, which would go unread.
+    fields.require("rope_scaling", None, (None,))
+    own = read_rope_by_kind(fields, (_LOCAL, _FULL)).sub_reader(kind)
     spelled = own.text("rope_type", "proportional" if kind == _FULL else "default")
     if spelled != "proportional":
         return read_rope_object(own, shape.head_dim, _THETAS[kind], fields)

@@ -154,11 +154,6 @@ def resolve_model(architectures: Sequence[str]) -> ModelEntry:
     )
 
 
-def resolve_model_class(architectures: Sequence[str]) -> Any:
-    """Imports and returns the model class; raises as ``resolve_model``."""
-    return resolve_model(architectures).load_model_class()
-
-
 def _load(path: str) -> Any:
     module, _, name = path.partition(":")
     return attrgetter(name)(import_module(module))

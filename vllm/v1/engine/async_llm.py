@@ -24,7 +24,7 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.admissions import Admissions
-from vllm.v1.engine.client import AsyncEngineCoreHandle
+from vllm.v1.engine.client import STOP_TIMEOUT_S, AsyncEngineCoreHandle
 from vllm.v1.engine.data_parallel.predictions import Prediction, Predictions
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_engine_core
@@ -448,7 +448,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             return False
         return True
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop the core at once. Requests in progress end with the reason "abort".
 
         Idempotent; also happens when the engine is collected or Python ends.

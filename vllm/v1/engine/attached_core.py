@@ -7,7 +7,7 @@ import msgspec
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.v1.engine.channel import Channel, Endpoints
-from vllm.v1.engine.client import MailboxHandle, expect_ready
+from vllm.v1.engine.client import STOP_TIMEOUT_S, MailboxHandle, expect_ready
 from vllm.v1.engine.wire import (
     AddRequest,
     Codec,
@@ -61,7 +61,7 @@ class AttachedCore(MailboxHandle):
         if not self._channel.send(self._codec.encode(message)):
             logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Let go of the core, which lives on."""
         self._closing.set()
         if threading.current_thread() is not self._reader:

@@ -27,6 +27,10 @@ from vllm.v1.engine.wire import (
 
 logger = init_logger(__name__)
 
+# Longer than a core takes at its end: its step, up to 4 s of writes to the cache folder, and 3 s
+# for each thread that does it. A busy machine makes that several times as long.
+STOP_TIMEOUT_S = 20.0
+
 CoreBuilder = Callable[[], SteppedCore]
 
 
@@ -53,7 +57,7 @@ class EngineCoreHandle(Protocol):
     def next_message(self) -> FromCore:
         """Block for the core's next message; must not be used after :meth:`subscribe`."""
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop the core, by force after ``timeout`` seconds. Idempotent."""
 
 
@@ -173,7 +177,7 @@ class InlineCore:
                 raise EngineError("The engine core is idle: nothing to wait for.")
         return self._messages.get()
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Release the device."""
         if not self._stopped:
             self._stopped = True
@@ -244,7 +248,7 @@ class ThreadCore(MailboxHandle):
         if self._loop is not None and self._dead_error is None:
             self._loop.submit(message)
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop the thread after its current step."""
         if self._loop is not None:
             self._loop.submit(Shutdown())

@@ -10,7 +10,7 @@ from vllm.exceptions import EngineDeadError, EngineError
 from vllm.inputs import PromptType
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.client import EngineCoreHandle
+from vllm.v1.engine.client import STOP_TIMEOUT_S, EngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_sync_engine_core
 from vllm.v1.engine.wire import CallAnswer, PrefixCacheReset
@@ -157,7 +157,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             self._pending.extend(self._take_in(self._core.next_message()))
         return self._resets.pop(call_id)
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop the core. Idempotent; also happens when the engine is collected or Python ends."""
         if self._finalizer.detach() is not None:
             self._core.shutdown(timeout)

@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from vllm.platforms.host_cpus import count_usable_cores
 from vllm.utils.liveness import beat_interval_s
 from vllm.v1.engine.channel import Channel, Endpoints
-from vllm.v1.engine.client import MailboxHandle, expect_ready
+from vllm.v1.engine.client import STOP_TIMEOUT_S, MailboxHandle, expect_ready
 from vllm.v1.engine.core_proc import LaunchOrder
 from vllm.v1.engine.heartbeat import HeartbeatMonitor
 from vllm.v1.engine.wire import (
@@ -141,7 +141,7 @@ class ProcessCore(MailboxHandle):
         if not self._channel.send(self._codec.encode(message)) and self._dead_error is None:
             logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop the process, by force after ``timeout`` seconds."""
         self._closing = True
         atexit.unregister(self.shutdown)

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     import numpy as np
     from llguidance import LLMatcher
 
+# How llguidance says that no token is allowed where an answer may not end either.
+_NO_TOKEN_FITS = "NoExtensionBias"
+
 
 class Grammar:
     """Follows an answer through its grammar.
@@ -154,4 +157,9 @@ class Grammar:
 
 def shorten(message: str) -> str:
     """Return what a user can use of llguidance's message: dumps of its state follow it."""
+    if message.startswith(_NO_TOKEN_FITS):
+        return (
+            "no text goes on to match it: its rules rule each other out, or refer to one another "
+            "without end"
+        )
     return " ".join(message.split("\n<state>")[0].split())[:500]

@@ -277,7 +277,10 @@ class Worker:
                 "workers: use --tensor-parallel-size 1."
             )
         weights = GgufWeights(
-            checkpoint, rounds_inputs=envs.VLLM_CPU_INT4_W4A8, ops=self._make_op_resolver()
+            checkpoint,
+            rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
+            ops=self._make_op_resolver(),
+            pack=self._platform.find_block_packer(),
         )
         logger.info("GGUF: %s", weights.describe_types())
         return weights

@@ -14,6 +14,7 @@ from tests.model_executor.models.decoder.building import (
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     gemma3,
+    gemma4,
     gpt_oss,
     llama,
     mistral,
@@ -71,6 +72,15 @@ def parse(raw: dict[str, Any]) -> Any:
             gemma3(rope_parameters={"full_attention": {}}, rope_scaling={"type": "linear"}),
             "allowed: None, which rope_parameters.full_attention says",
         ),
+        (
+            gemma3(rope_parameters={"rope_type": "linear", "factor": 8.0}),
+            "'rope_parameters.rope_type' is 'linear'; allowed: objects for full_attention",
+        ),
+        (
+            llama(rope_scaling=_YARN, original_max_position_embeddings=512),
+            "'original_max_position_embeddings' is 512; allowed: 2048, which",
+        ),
+        (gemma4(rope_scaling=_YARN), "rope_scaling"),
         (gemma3(use_bidirectional_attention=True), "use_bidirectional_attention"),
         (gemma3(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
     ],
@@ -105,6 +115,9 @@ def test_yarn_takes_its_factor_from_the_lengths() -> None:
     yarn = {"rope_type": "yarn", "original_max_position_embeddings": 512}
     rope = parse(qwen3(rope_scaling=yarn)).layers[0].rope
     assert rope.factor == 8.0
+    # Some files have the length beside the object.
+    beside = qwen3(rope_scaling={"rope_type": "yarn"}, original_max_position_embeddings=512)
+    assert parse(beside).layers[0].rope == rope
     assert math.isclose(rope.magnitude, 1 + 0.1 * math.log(8.0))
 
 

@@ -15,7 +15,6 @@ from vllm.model_executor.models.gemma4_assistant import read_assistant
 from vllm.model_executor.models.registry import resolve_model
 
 LOCAL, FULL = "sliding_attention", "full_attention"
-TOWERS = {"architectures": ["Gemma4ForCausalLM"]}
 BASES = (gemma4(), gemma4_small(), gemma4_moe())
 WRAPPERS = (
     ("Gemma4ForConditionalGeneration", "gemma4"),

@@ -117,6 +117,23 @@ def test_the_tenant_that_was_served_most_gives_way():
     assert preempted <= {"a0", "a1"}
 
 
+def test_long_answers_do_not_keep_every_place():
+    """A place goes to who was served less, as long as places do not become fewer than its own."""
+    scheduler = make(max_num_seqs=4)
+    for number in range(6):
+        add(scheduler, f"a{number}", 16, max_tokens=400)
+    step(scheduler)
+    add(scheduler, "b0", 16, max_tokens=200)
+    output = step(scheduler)
+    assert "b0" in output.num_scheduled_tokens
+    assert output.preempted_req_ids == {"a3"}
+    add(scheduler, "b1", 16, max_tokens=200)
+    add(scheduler, "b2", 16, max_tokens=200)
+    displaced = [step(scheduler).preempted_req_ids or set() for _ in range(50)]
+    assert sum(map(len, displaced)) == 1
+    assert Counter(request.request_id[0] for request in scheduler.running) == {"a": 2, "b": 2}
+
+
 def test_without_tenants_nothing_of_it_is_built():
     scheduler = make_scheduler()
     assert type(scheduler._requests).__name__ == "Requests"

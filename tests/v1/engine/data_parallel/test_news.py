@@ -53,7 +53,6 @@ def test_a_lost_message_is_asked_for_once_in_a_while_and_nothing_is_believed_mea
     assert follower.is_sure
     after = status(5)
     assert follower.take(after, 2.6).changes == [after]
-    assert follower.silence_s(3.6) == pytest.approx(1.0)
 
 
 def test_another_start_is_another_cache() -> None:

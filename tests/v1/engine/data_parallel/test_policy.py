@@ -10,9 +10,9 @@ from vllm.v1.engine.data_parallel.policy import (
     Loads,
     choose,
     costs,
-    find_able,
     find_eviction_price,
     find_eviction_prices,
+    find_limit,
     find_order,
     find_standing_cost,
 )
@@ -100,7 +100,8 @@ def test_the_choice_is_the_documented_one(situation) -> None:
     least = min(replicas[rank].num_requests for rank in serving)
     able = [rank for rank in serving if not is_overloaded(replicas[rank], least)]
     loads, cached = arrays(replicas)
-    assert np.flatnonzero(find_able(loads, MAX_SEQS)).tolist() == able
+    limit = find_limit(loads, MAX_SEQS)
+    assert [rank for rank in serving if replicas[rank].num_requests < limit] == able
     expected = all_costs(replicas, num_tokens)
     assert costs(loads, cached, num_tokens).tolist() == expected
     best = min(

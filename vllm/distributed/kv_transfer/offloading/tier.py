@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
@@ -21,6 +20,7 @@ from vllm.distributed.kv_transfer.offloading.orders import (
     WriteOrder,
 )
 from vllm.distributed.kv_transfer.offloading.passing import note_passage
+from vllm.distributed.kv_transfer.offloading.pending_writes import PendingWrite, PendingWrites
 from vllm.distributed.kv_transfer.offloading.reporting import TierCounts, TierEvents, TierNews
 from vllm.distributed.kv_transfer.offloading.restoring import (
     Restorable,
@@ -31,6 +31,7 @@ from vllm.distributed.kv_transfer.offloading.restoring import (
 )
 from vllm.distributed.kv_transfer.offloading.row_loads import RowLoads
 from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings
+from vllm.distributed.kv_transfer.offloading.step_times import StepTimes
 from vllm.distributed.kv_transfer.offloading.tracking import NOT_WORTH, Candidate, Tracker
 from vllm.distributed.kv_transfer.offloading.viewing import find_disk_state, view_tier
 from vllm.distributed.kv_transfer.offloading.warming import WARM_FILE, Warming
@@ -38,7 +39,7 @@ from vllm.distributed.kv_transfer.offloading.write_gate import WriteGate
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.cells import ObjectKind
 from vllm.v1.kv_offload.rates import Rates
-from vllm.v1.kv_offload.records import Extent, ObjectSpec, Reservation, StoredObject
+from vllm.v1.kv_offload.records import Extent, ObjectSpec, Reservation
 from vllm.v1.kv_offload.store import IndexUnreadError, ObjectStore
 from vllm.v1.kv_offload.tier_view import TiersView, WarmStart
 from vllm.v1.kv_offload.write_budget import WriteBudget
@@ -116,9 +117,7 @@ class Tier:
         publishes = events is not None and events.publisher not in (None, "null")
         self.warming = Warming(manager, layout, 0 if publishes or keeper is None else settings.warm)
         self._row_loads = RowLoads(manager, layout.unit)
-        self._writing: dict[int, Reservation] = {}
-        # What a write to the disk reads in host memory, by the write's sequence.
-        self._held: dict[int, StoredObject] = {}
+        self._writes = PendingWrites(self._num_workers)
         # What the host tier has taken note of, on its way to the disk.
         self._for_disk: deque[Candidate] = deque()
         self._gate = WriteGate(
@@ -127,9 +126,6 @@ class Tier:
             self._is_pool_short,
             lambda candidate: self._count_bytes(candidate) * self._num_workers,
         )
-        self._ended: dict[int, int] = {}
-        self._broken: dict[int, bool] = {}
-        self._queued_bytes = 0
         self._found: dict[str, Restorable] = {}
         self._notes: dict[str, AdmissionNote] = {}
         self._loading: dict[str, Restorable] = {}
@@ -141,9 +137,7 @@ class Tier:
         self._orders = OffloadOrders()
         self._read_failures: list[float] = []
         self._num_refused = 0
-        # Steps whose results are not here, None where nothing is computed; and when the last came.
-        self._steps: deque[tuple[float, int, int] | None] = deque()
-        self._step_ended = 0.0
+        self._step_times = StepTimes()
         # Whether what the folder remembers was taken over.
         self._is_open = False
         self._is_ending = False
@@ -215,7 +209,7 @@ class Tier:
             return False
         assert self.keeper is not None
         waits = self._for_disk or self._gate.has_work
-        return bool(self._writing or waits or self.keeper.num_uncommitted)
+        return bool(len(self._writes) or waits or self.keeper.num_uncommitted)
 
     @property
     def _has_computed(self) -> bool:
@@ -230,6 +224,12 @@ class Tier:
     def _is_pool_short(self) -> bool:
         pool = self._manager.block_pool
         return pool.num_scratch_blocks < pool.num_gpu_blocks * _SHORT_SHARE
+
+    def note_step_end(self) -> None:
+        """Take note that the results of the first step that had none are here."""
+        step = self._step_times.end(self._clock())
+        if step is not None:
+            self._get_rates().note_step(*step)
 
     # ---- restoring ---------------------------------------------------------------------------
 
@@ -416,7 +416,7 @@ class Tier:
         """Return a step's orders: restores that began, and what it leaves to be written."""
         self._found.clear()
         self._notes.clear()
-        self._note_step(output)
+        self._step_times.begin(output, self._clock())
         begun = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
         self.tracker.look(list(output.num_scheduled_tokens), begun)
         store = self.store
@@ -505,7 +505,7 @@ class Tier:
         self.counts.num_backpressure += self._gate.num_dropped
         self._gate.num_dropped = 0
         waiting = self._gate.ready
-        while waiting and self._queued_bytes < _MAX_QUEUED_BYTES:
+        while waiting and self._writes.num_bytes < _MAX_QUEUED_BYTES:
             if not self._order_write(store, waiting[0], orders):
                 break
             waiting.popleft()
@@ -547,10 +547,8 @@ class Tier:
         self._num_refused = 0
         self._gate.budget.spend(spec.num_bytes * self._num_workers)
         self._gate.turnover.spend(spec.num_bytes * self._num_workers)
-        if near is not None and self.host is not None and self.host.pin([near]):
-            self._held[reservation.extent.sequence] = near
-        self._writing[reservation.extent.sequence] = reservation
-        self._queued_bytes += spec.num_bytes
+        is_pinned = near is not None and self.host is not None and self.host.pin([near])
+        self._writes.add(reservation, near if is_pinned else None)
         self._events.note(candidate.key, candidate.block_hashes, self._layout)
         orders.writes.append(
             WriteOrder(
@@ -589,14 +587,7 @@ class Tier:
 
     def take_report(self, report: OffloadReport) -> None:
         """Take what the workers did."""
-        for counts in (report.written, report.unwritten):
-            for sequence, count in counts.items():
-                self._ended[sequence] = self._ended.get(sequence, 0) + count
-        for sequence in report.unwritten:
-            is_unsynced = sequence in report.unsynced
-            self._broken[sequence] = self._broken.get(sequence, False) or is_unsynced
-        done = [s for s, count in self._ended.items() if count >= self._num_workers]
-        self._settle_writes(done)
+        self._settle_writes(self._writes.take_ended(report))
         for name, moved in report.read.items():
             self._get_rates().note_restore(moved.num_bytes, moved.seconds, is_host=name == "host")
             if name == "disk":
@@ -608,26 +599,20 @@ class Tier:
         for reason in report.failures.values():
             self.counts.restores["corrupt" if reason == CORRUPT else "failed"] += 1
 
-    def _settle_writes(self, done: Sequence[int]) -> None:
-        written: list[Reservation] = []
-        lost: list[Reservation] = []
-        unsynced: list[Reservation] = []
-        for sequence in done:
-            del self._ended[sequence]
-            reservation = self._writing.pop(sequence)
-            self._queued_bytes -= reservation.spec.num_bytes
-            near = self._held.pop(sequence, None)
-            if near is not None and self.host is not None:
-                self.host.unpin([near])
-            broken = self._broken.pop(sequence, None)
-            (written if broken is None else unsynced if broken else lost).append(reservation)
+    def _settle_writes(self, ended: Sequence[PendingWrite]) -> None:
+        if not ended:
+            return
+        if self.host is not None:
+            self.host.unpin([write.source for write in ended if write.source is not None])
+        written = [write.reservation for write in ended if not write.has_failed]
         if written and self.keeper is not None:
             self.keeper.commit(written)
-        if self.store is not None:
+        if self.store is None:
+            return
+        for is_unsynced in (False, True):
+            lost = [w.reservation for w in ended if w.has_failed and w.is_unsynced is is_unsynced]
             if lost:
-                self.store.abandon(lost)
-            if unsynced:
-                self.store.abandon(unsynced, retire=True)
+                self.store.abandon(lost, retire=is_unsynced)
 
     def _forget_corrupt(self, is_host: bool, sequence: int) -> None:
         self.counts.num_corrupt += 1
@@ -713,7 +698,7 @@ class Tier:
             dict(totals.restores),
             totals.num_corrupt,
             len(self._loading),
-            self._queued_bytes * size,
+            self._writes.num_bytes * size,
             self._count_unwritten(),
             warm_start,
         )
@@ -723,30 +708,5 @@ class Tier:
         count = len(self.tracker.waiting) + self.tracker.has_ended
         if self.keeper is not None:
             count += len(self._for_disk) + self._gate.num_waiting
-            count += len(self._writing) + self.keeper.num_uncommitted
+            count += len(self._writes) + self.keeper.num_uncommitted
         return count
-
-    # ---- measuring prefill -------------------------------------------------------------------
-
-    def _note_step(self, output: SchedulerOutput) -> None:
-        """Remember when a step began that computes one prompt, and where."""
-        counts = output.num_scheduled_tokens
-        if not counts:
-            self._steps.append(None)
-            return
-        longest = max(counts, key=lambda name: counts[name])
-        cached = output.scheduled_cached_reqs
-        begun = ((data.req_id, data.num_computed_tokens) for data in output.scheduled_new_reqs)
-        known = chain(begun, zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        context = next((count for name, count in known if name == longest), 0)
-        self._steps.append((self._clock(), context, sum(counts.values())))
-
-    def note_step_end(self) -> None:
-        """Take note that the results of the first step that had none are here."""
-        step = self._steps.popleft() if self._steps else None
-        if step is not None:
-            started, context, num_tokens = step
-            # One that was planned while another ran began when that one ended.
-            seconds = self._clock() - max(started, self._step_ended)
-            self._get_rates().note_step(context, num_tokens, seconds)
-        self._step_ended = self._clock()

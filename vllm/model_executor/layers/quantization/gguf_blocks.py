@@ -20,8 +20,9 @@ Nibbles of a run of 32 are "half-split": the low ones of its 16 bytes are the fi
                                                               whole matrix
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -38,21 +39,64 @@ from vllm.model_executor.layers.quantization.panels import (
 )
 from vllm.v1.attention.ops.stored import CodeKind
 
-_K = 256
+_Read = Callable[[torch.Tensor], torch.Tensor]
+BlockPacker = Callable[[str, torch.Tensor], torch.Tensor]
+"""GGUF's name of a type, blocks uint8 [rows, bytes of a row] -> int32 [panels, words, 64]."""
+
 # Of e4m3: its largest bits, and the number that they would be.
 _E4M3_NAN = 0x7F
 _PAST_E4M3 = 480.0
 
 
-def read_blocks(type_name: str, rows: torch.Tensor) -> CodedRows:
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """What a type's blocks are.
+
+    Attributes:
+        num_bytes: Of a block.
+        num_codes: Of a block.
+        kind: What the codes are.
+        group: Codes under one scale.
+        read_codes: Blocks uint8 [R, B, num_bytes] -> codes uint8 [R, columns]; of four bits words,
+            int32 [R, columns / 8].
+        read_numbers: Such blocks -> scales, and offsets or None.
+    """
+
+    num_bytes: int
+    num_codes: int
+    kind: CodeKind
+    group: int
+    read_codes: _Read
+    read_numbers: Callable[[torch.Tensor], tuple[GroupValues, GroupValues | None]]
+
+    def count_columns(self, row_bytes: int) -> int:
+        """Return how many codes a row of so many bytes holds."""
+        return row_bytes // self.num_bytes * self.num_codes
+
+
+def read_blocks(type_name: str, rows: torch.Tensor, pack: BlockPacker | None = None) -> CodedRows:
     """Turn a matrix's blocks, uint8 [rows, bytes of a row], into codes and scales.
 
     Args:
-        type_name: GGUF's name of the type, one of ``BLOCK_READERS``.
+        type_name: GGUF's name of the type, one of ``BLOCK_FORMS``.
         rows: The blocks.
+        pack: What packs codes of blocks as they are; None: they are turned into words first.
     """
-    block_bytes, read = BLOCK_READERS[type_name]
-    return read(rows.reshape(len(rows), -1, block_bytes))
+    form = BLOCK_FORMS[type_name]
+    blocks = rows.reshape(len(rows), -1, form.num_bytes)
+    kind, num_columns = form.kind, form.count_columns(rows.shape[1])
+    numbers = form.read_numbers(blocks)
+    if pack is not None:
+        own = partial(pack, type_name)
+        return CodedRows(kind, rows, num_columns, form.group, *numbers, pack=own)
+    words = form.read_codes(blocks)
+    if kind == "int6" and rows.device.type != "cpu":
+        kind, words = "int8", words.to(torch.int8) - SIX_BIT_LIFT
+    if kind == "int6":
+        words = pack_six_bits(words)
+    elif kind == "int8":
+        words = pack_bytes(words)
+    return CodedRows(kind, words, num_columns, form.group, *numbers)
 
 
 def _halves(blocks: torch.Tensor, at: int) -> torch.Tensor:
@@ -65,44 +109,22 @@ def _split(nibbles: torch.Tensor) -> torch.Tensor:
     return torch.cat([nibbles & 15, nibbles >> 4], -1)
 
 
-def _in_rows(
-    codes: torch.Tensor, scales: GroupValues, offsets: GroupValues | None, kind: str, group: int
-) -> CodedRows:
-    flat = codes.flatten(1)
-    width = flat.shape[1]
-    if kind == "int8":
-        return CodedRows("int8", pack_bytes(flat), width, group, scales, offsets)
-    if kind == "int6" and flat.device.type != "cpu":
-        own = pack_bytes(flat.to(torch.int8) - SIX_BIT_LIFT)
-        return CodedRows("int8", own, width, group, scales, offsets)
-    return CodedRows("int6", pack_six_bits(flat), width, group, scales, offsets)
+def _nibbles(at: int, run_bytes: int, signs: int = 0) -> _Read:
+    """Returns what reads words of half-split runs behind so many bytes."""
+
+    def read(blocks: torch.Tensor) -> torch.Tensor:
+        words = pack_halves(blocks[..., at:].reshape(len(blocks), -1, run_bytes))
+        return words.bitwise_xor_(signs) if signs else words
+
+    return read
 
 
-def _nibbles_in_rows(
-    runs: torch.Tensor,
-    scales: GroupValues,
-    offsets: GroupValues | None,
-    kind: CodeKind,
-    group: int = 32,
-) -> CodedRows:
-    """Returns rows of four bits of half-split runs, uint8 [R, runs, bytes]."""
-    words = pack_halves(runs)
-    if kind == "int4":
-        words.bitwise_xor_(SIGN_BITS_INT4)
-    return CodedRows(kind, words, words.shape[1] * 8, group, scales, offsets)
+def _scale_alone(blocks: torch.Tensor) -> tuple[GroupValues, None]:
+    return GroupValues(_halves(blocks, 0)), None
 
 
-def _read_q8_0(blocks: torch.Tensor) -> CodedRows:
-    return _in_rows(blocks[..., 2:], GroupValues(_halves(blocks, 0)), None, "int8", 32)
-
-
-def _read_q4_0(blocks: torch.Tensor) -> CodedRows:
-    return _nibbles_in_rows(blocks[..., 2:], GroupValues(_halves(blocks, 0)), None, "int4")
-
-
-def _read_q4_1(blocks: torch.Tensor) -> CodedRows:
-    scales, offsets = GroupValues(_halves(blocks, 0)), GroupValues(_halves(blocks, 2))
-    return _nibbles_in_rows(blocks[..., 4:], scales, offsets, "uint4")
+def _scale_and_offset(blocks: torch.Tensor) -> tuple[GroupValues, GroupValues]:
+    return GroupValues(_halves(blocks, 0)), GroupValues(_halves(blocks, 2))
 
 
 def _fifth_bits(stored: torch.Tensor) -> torch.Tensor:
@@ -111,16 +133,14 @@ def _fifth_bits(stored: torch.Tensor) -> torch.Tensor:
     return (((stored[..., None] >> shifts) & 1) << 4).flatten(-2)
 
 
-def _read_q5_0(blocks: torch.Tensor) -> CodedRows:
-    codes = _split(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
-    scales = GroupValues(_halves(blocks, 0))
-    return _in_rows(codes + (SIX_BIT_LIFT - 16), scales, None, "int6", 32)
+def _five_bits(at: int, lift: int) -> _Read:
+    """Returns what reads codes whose fifth bits lie behind so many bytes."""
 
+    def read(blocks: torch.Tensor) -> torch.Tensor:
+        codes = _split(blocks[..., at + 4 :]) | _fifth_bits(blocks[..., at : at + 4])
+        return (codes + lift).flatten(1)
 
-def _read_q5_1(blocks: torch.Tensor) -> CodedRows:
-    codes = _split(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
-    scales, offsets = GroupValues(_halves(blocks, 0)), GroupValues(_halves(blocks, 2))
-    return _in_rows(codes + SIX_BIT_LIFT, scales, offsets, "int6", 32)
+    return read
 
 
 def _six_bits(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,19 +167,13 @@ def _runs(nibbles: torch.Tensor) -> torch.Tensor:
     return torch.stack([stored & 15, stored >> 4], -2).flatten(2, 3)
 
 
-def _read_q4_k(blocks: torch.Tensor) -> CodedRows:
-    runs = blocks[..., 16:].reshape(len(blocks), -1, 32)
-    return _nibbles_in_rows(runs, *_k_numbers(blocks), "uint4")
-
-
-def _read_q5_k(blocks: torch.Tensor) -> CodedRows:
+def _read_q5_k(blocks: torch.Tensor) -> torch.Tensor:
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
     high = ((blocks[..., None, 16:48] >> shifts) & 1) << 4
-    codes = (_runs(blocks[..., 48:]) | high).flatten(2)
-    return _in_rows(codes + SIX_BIT_LIFT, *_k_numbers(blocks), "int6", 32)
+    return (_runs(blocks[..., 48:]) | high).flatten(1) + SIX_BIT_LIFT
 
 
-def _read_q6_k(blocks: torch.Tensor) -> CodedRows:
+def _read_q6_k(blocks: torch.Tensor) -> torch.Tensor:
     halves = []
     for half in range(2):
         low = blocks[..., 64 * half : 64 * half + 64]
@@ -168,41 +182,36 @@ def _read_q6_k(blocks: torch.Tensor) -> CodedRows:
                                low[..., 32:] >> 4], -2)  # fmt: skip
         pairs = torch.stack([(high >> 2 * run) & 3 for run in range(4)], -2)
         halves.append((nibbles | (pairs << 4)).flatten(-2))
+    return torch.cat(halves, -1).flatten(1)
+
+
+def _q6_k_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
     scales = view_as(blocks[..., 192:208].contiguous(), torch.int8).flatten(1)
-    numbers = GroupValues(scales, _halves(blocks, 208), 16)
-    return _in_rows(torch.cat(halves, -1), numbers, None, "int6", 16)
+    return GroupValues(scales, _halves(blocks, 208), 16), None
 
 
-def _read_iq4_nl(blocks: torch.Tensor) -> CodedRows:
-    return _nibbles_in_rows(blocks[..., 2:], GroupValues(_halves(blocks, 0)), None, "iq4")
-
-
-def _read_iq4_xs(blocks: torch.Tensor) -> CodedRows:
+def _iq4_xs_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
     low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
     high = ((blocks[..., 2:4, None] >> shifts) & 3).flatten(-2)
     scales = (low | (high << 4)).to(torch.int8) - 32
-    numbers = GroupValues(scales.flatten(1), _halves(blocks, 0), 8)
-    return _nibbles_in_rows(blocks[..., 8:].reshape(len(blocks), -1, 16), numbers, None, "iq4")
+    return GroupValues(scales.flatten(1), _halves(blocks, 0), 8), None
 
 
-def _read_mxfp4(blocks: torch.Tensor) -> CodedRows:
-    scales = GroupValues(blocks[..., 0].contiguous())
-    return _nibbles_in_rows(blocks[..., 1:], scales, None, "e2m1")
+def _mxfp4_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
+    return GroupValues(blocks[..., 0].contiguous()), None
 
 
-def _read_nvfp4(blocks: torch.Tensor) -> CodedRows:
+def _nvfp4_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
     stored = blocks[..., :4].flatten(1)
     scales = stored & _E4M3_NAN
     is_largest = scales == _E4M3_NAN
     # The largest code stands for nothing, with a sign bit for one step more than e4m3 has.
     scales = scales.masked_fill(is_largest, 0).view(torch.float8_e4m3fn)
     past = is_largest & (stored != _E4M3_NAN)
-    numbers = scale_e4m3(scales, torch.ones(1, device=blocks.device), divides=False)
     if past.any():
-        numbers = GroupValues(scales.half().masked_fill(past, _PAST_E4M3))
-    runs = blocks[..., 4:].reshape(len(blocks), -1, 8)
-    return _nibbles_in_rows(runs, numbers, None, "e2m1", 16)
+        return GroupValues(scales.half().masked_fill(past, _PAST_E4M3)), None
+    return scale_e4m3(scales, torch.ones(1, device=blocks.device), divides=False), None
 
 
 def scale_whole(rows: CodedRows, scale: torch.Tensor) -> CodedRows:
@@ -213,18 +222,18 @@ def scale_whole(rows: CodedRows, scale: torch.Tensor) -> CodedRows:
     return replace(rows, scales=GroupValues(own.widen() * scale.reshape(1, 1)))
 
 
-BLOCK_READERS: dict[str, tuple[int, Callable[[torch.Tensor], CodedRows]]] = {
-    "Q8_0": (34, _read_q8_0),
-    "Q4_0": (18, _read_q4_0),
-    "Q4_1": (20, _read_q4_1),
-    "Q5_0": (22, _read_q5_0),
-    "Q5_1": (24, _read_q5_1),
-    "Q4_K": (144, _read_q4_k),
-    "Q5_K": (176, _read_q5_k),
-    "Q6_K": (210, _read_q6_k),
-    "IQ4_NL": (18, _read_iq4_nl),
-    "IQ4_XS": (136, _read_iq4_xs),
-    "MXFP4": (17, _read_mxfp4),
-    "NVFP4": (36, _read_nvfp4),
+BLOCK_FORMS: Mapping[str, BlockForm] = {
+    "Q8_0": BlockForm(34, 32, "int8", 32, lambda blocks: blocks[..., 2:].flatten(1), _scale_alone),
+    "Q4_0": BlockForm(18, 32, "int4", 32, _nibbles(2, 16, SIGN_BITS_INT4), _scale_alone),
+    "Q4_1": BlockForm(20, 32, "uint4", 32, _nibbles(4, 16), _scale_and_offset),
+    "Q5_0": BlockForm(22, 32, "int6", 32, _five_bits(2, SIX_BIT_LIFT - 16), _scale_alone),
+    "Q5_1": BlockForm(24, 32, "int6", 32, _five_bits(4, SIX_BIT_LIFT), _scale_and_offset),
+    "Q4_K": BlockForm(144, 256, "uint4", 32, _nibbles(16, 32), _k_numbers),
+    "Q5_K": BlockForm(176, 256, "int6", 32, _read_q5_k, _k_numbers),
+    "Q6_K": BlockForm(210, 256, "int6", 16, _read_q6_k, _q6_k_numbers),
+    "IQ4_NL": BlockForm(18, 32, "iq4", 32, _nibbles(2, 16), _scale_alone),
+    "IQ4_XS": BlockForm(136, 256, "iq4", 32, _nibbles(8, 16), _iq4_xs_numbers),
+    "MXFP4": BlockForm(17, 32, "e2m1", 32, _nibbles(1, 16), _mxfp4_numbers),
+    "NVFP4": BlockForm(36, 64, "e2m1", 16, _nibbles(4, 8), _nvfp4_numbers),
 }
-"""GGUF's name -> bytes of a block, and what reads blocks [rows, blocks, bytes]."""
+"""By GGUF's names of the types."""

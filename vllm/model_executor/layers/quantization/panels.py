@@ -176,13 +176,14 @@ class CodedRows:
 
     Attributes:
         kind: What the codes are.
-        words: int32 [rows, words].
+        words: int32 [rows, words], or what else ``pack`` takes.
         num_columns: Inputs.
         group: Inputs of a group; the last may be cut off.
         scales: One per group.
         offsets: One per group, or None. int8 without factors: zero points, and the offset is
             -zero * scale.
         order: int32 [num_columns], the input that the k-th code is of; None: the k-th.
+        pack: Makes panels int32 [panels, words, 64] of ``words``.
     """
 
     kind: CodeKind
@@ -192,6 +193,7 @@ class CodedRows:
     scales: GroupValues
     offsets: GroupValues | None = None
     order: torch.Tensor | None = None
+    pack: _Change | None = None
 
     def take_rows(self, rows: torch.Tensor) -> CodedRows:
         """Return the matrix of some rows, in their order."""
@@ -208,6 +210,7 @@ class CodedRows:
             self.scales.map(take),
             offsets,
             self.order,
+            self.pack,
         )
 
 
@@ -230,9 +233,11 @@ class PackedRows:
         num_units = unit.count(rows.num_columns)
         # One group of all inputs ends where the padding does.
         self.group = min(rows.group, num_units * unit.num_codes)
-        if rows.words.shape[1] != num_units * unit.num_words or self.group % unit.num_codes:
+        self.codes = (rows.pack or pack_panels)(rows.words)
+        num_words = self.codes.shape[1]
+        if num_words != num_units * unit.num_words or self.group % unit.num_codes:
             raise InvariantError(
-                f"{name}: {rows.words.shape[1]} words of {rows.kind} codes and groups of "
+                f"{name}: {num_words} words of {rows.kind} codes and groups of "
                 f"{rows.group} for {rows.num_columns} inputs"
             )
         takes_bytes = rows.kind != "e4m3" and self.group <= _MOST_BYTE_INPUTS
@@ -240,7 +245,6 @@ class PackedRows:
         for part, what in ((rows.scales, "scale"), (rows.offsets, "offset")):
             if part is not None:
                 _check_numbers(name, what, part)
-        self.codes = pack_panels(rows.words)
         self.scales = rows.scales.pack()
         self.offsets = None if rows.offsets is None else rows.offsets.pack()
         self.order = rows.order

@@ -6,7 +6,11 @@ from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.model_loader.quantization_config import METHODS, reads_method
 from vllm.model_executor.models.config_fields import LARGEST_INT, FieldReader
 from vllm.model_executor.models.decoder.config import Activation, ExpertsPlan, SigmoidRouter
-from vllm.model_executor.models.decoder.rope_config import RopeConfig, find_rope_object
+from vllm.model_executor.models.decoder.rope_config import (
+    RopeConfig,
+    find_original_length,
+    find_rope_object,
+)
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -45,7 +49,7 @@ def read_length(fields: FieldReader, rope: RopeConfig) -> int:
     """
     length = fields.positive_int("max_position_embeddings", _DEFAULT_LENGTH)
     scaling = find_rope_object(fields)
-    if rope.kind != "yarn" or not scaling.has("original_max_position_embeddings"):
+    if rope.kind != "yarn" or not find_original_length(scaling, fields):
         return length
     stretched = rope.original_length * rope.factor
     if stretched > LARGEST_INT:

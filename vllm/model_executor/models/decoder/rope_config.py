@@ -13,6 +13,8 @@ from vllm.model_executor.models.config_fields import FieldReader
 RopeKind = Literal["default", "linear", "llama3", "yarn", "divided", "proportional"]
 _KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "divided")
 
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -66,12 +68,56 @@ def read_rope(
         check_one_spelling(fields, scaling)
     if not scaling.has("rope_theta"):
         theta = fields.number("rope_theta", theta)
+    _refuse_two_lengths(fields, scaling)
     return read_rope_object(scaling, dim, theta, fields, default_share)
 
 
 def find_rope_object(fields: FieldReader) -> FieldReader:
     """Returns the object of a model's one rotary setting, in the spelling that the file has."""
     return fields.sub_reader("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+
+
+def find_original_length(scaling: FieldReader, fields: FieldReader) -> int:
+    """Returns the tokens of the context that was trained first; 0: neither place gives it.
+
+    Args:
+        scaling: The object of rotary settings.
+        fields: config.json around it; some files have the length there.
+    """
+    for place in (scaling, fields):
+        if place.has(_ORIGINAL_LENGTH):
+            return place.positive_int(_ORIGINAL_LENGTH)
+    return 0
+
+
+def _refuse_two_lengths(fields: FieldReader, scaling: FieldReader) -> None:
+    """Refuses a length beside the rotary object that is not the one inside.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    if fields.has(_ORIGINAL_LENGTH) and scaling.has(_ORIGINAL_LENGTH):
+        outer = fields.positive_int(_ORIGINAL_LENGTH)
+        said = scaling.positive_int(_ORIGINAL_LENGTH)
+        if outer != said:
+            allowed = f"{said}, which the rotary settings say: give one of the two"
+            raise fields.error(_ORIGINAL_LENGTH, outer, allowed)
+
+
+def read_rope_by_kind(fields: FieldReader, kinds: tuple[str, ...]) -> FieldReader:
+    """Returns the ``rope_parameters`` of a family that nests them by kind of layer.
+
+    Args:
+        fields: config.json, or its text part.
+        kinds: Kinds of layers that the family has.
+
+    Raises:
+        ConfigError: The object holds settings beside those of the kinds, which no layer would have.
+    """
+    for name, value in fields.mapping("rope_parameters").items():
+        if name not in kinds and value is not None:
+            raise fields.error(f"rope_parameters.{name}", value, f"objects for {', '.join(kinds)}")
+    return fields.sub_reader("rope_parameters")
 
 
 def check_one_spelling(fields: FieldReader, parameters: FieldReader) -> None:
@@ -128,7 +174,7 @@ def read_rope_object(
             dim,
             "llama3",
             scaling.number("factor"),
-            scaling.positive_int("original_max_position_embeddings"),
+            find_original_length(scaling, fields) or scaling.positive_int(_ORIGINAL_LENGTH),
             scaling.number("low_freq_factor"),
             scaling.number("high_freq_factor"),
         )
@@ -159,11 +205,7 @@ def _read_turned(
 
 
 def _read_yarn(scaling: FieldReader, dim: int, theta: float, fields: FieldReader) -> RopeConfig:
-    length = (
-        scaling.positive_int("original_max_position_embeddings")
-        if scaling.has("original_max_position_embeddings")
-        else fields.positive_int("max_position_embeddings")
-    )
+    length = find_original_length(scaling, fields) or fields.positive_int("max_position_embeddings")
     # Some releases give the two lengths instead.
     longest = fields.positive_int("max_position_embeddings", length)
     factor = scaling.number("factor", longest / length)

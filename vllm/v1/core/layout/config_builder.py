@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.exceptions import ConfigError
+from vllm.exceptions import ConfigError, PoolTooSmallError
 from vllm.logger import init_logger
 from vllm.utils.mem_constants import format_size
 from vllm.v1.core.layout.grouping import get_kv_cache_groups
@@ -105,11 +105,17 @@ def _check_memory(
                 needed_bytes(vllm_config, groups, own) <= memory
             ),
         )
-        raise ConfigError(
+        fact = (
             f"To serve at least one request with the model's max seq len ({max_model_len}), "
             f"{format_size(needed)} of KV cache are needed, but only {format_size(memory)} are "
-            f"available. The longest length that fits is {longest}: lower max_model_len, or raise "
-            "gpu_memory_utilization, kv_cache_memory_bytes or num_gpu_blocks_override."
+            "available."
+        )
+        # A pool may be too small for a single token.
+        lower = f" The longest length that fits is {longest}: lower max_model_len, or raise"
+        raise PoolTooSmallError(
+            f"{fact}{lower if longest else ' Raise'} gpu_memory_utilization, "
+            "kv_cache_memory_bytes or num_gpu_blocks_override.",
+            fact,
         )
 
 

@@ -8,6 +8,7 @@ a step       decodes, prompts of better rank, who waits with a better rank, defe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
@@ -220,10 +221,37 @@ class FairRequests(Requests):
         """Whoever waits may have what is left of the step."""
         self._deferred_rank = None
 
+    def take_displaced(self, max_num_seqs: int) -> Request | None:
+        """Take out of ``running`` one whose place is due to one that waits; None: nobody's is.
+
+        Places are held until answers end. So that a tenant with long answers cannot keep others
+        waiting for so long, the tenant that has most of them for its weight gives one to a tenant
+        that was served less, where it still has no fewer for its weight than that one afterwards.
+        """
+        if len(self.running) < max_num_seqs or not self.waiting:
+            return None
+        head = self.waiting.peek_request()
+        if head.is_blocked or head.num_output_placeholders:
+            # It could not use the place yet.
+            return None
+        weight = self.shares.weight
+        counts = Counter(map(self._name_of, self.running))
+        most = max(counts, key=lambda name: (counts[name] / weight(name), self.shares.rank(name)))
+        name = self._name_of(head)
+        keeps, gets = (counts[most] - 1) / weight(most), (counts[name] + 1) / weight(name)
+        if keeps < gets or self.shares.rank(most) <= self.shares.rank(name):
+            return None
+        displaced = self._newest_of(most)
+        self.running.remove(displaced)
+        return displaced
+
     def choose_victim(self) -> Request:
         """Return the running request to preempt first: of the tenant that was served most."""
-        most = max((self._name_of(request) for request in self.running), key=self.shares.rank)
-        theirs = [request for request in self.running if self._name_of(request) == most]
+        return self._newest_of(max(map(self._name_of, self.running), key=self.shares.rank))
+
+    def _newest_of(self, tenant: str) -> Request:
+        """Return a tenant's running request that its others go before."""
+        theirs = [request for request in self.running if self._name_of(request) == tenant]
         if self.policy is SchedulingPolicy.PRIORITY:
             return max(theirs, key=lambda request: (request.priority, request.arrival_time))
         return theirs[-1]

@@ -48,6 +48,10 @@ class FairShares:
         priority = self._config.tenants[tenant].priority
         return priority, self._counters[tenant], self._served[tenant]
 
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's weight."""
+        return self._config.tenants[tenant].weight
+
     def counter(self, tenant: str) -> float:
         """Return the weighted tokens a tenant was served, or was lifted by."""
         return self._counters[tenant]

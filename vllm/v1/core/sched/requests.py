@@ -132,6 +132,14 @@ class Requests:
         """All tokens that are known of the request are scheduled."""
         self.prefilling.discard(request)
 
+    def take_displaced(self, max_num_seqs: int) -> Request | None:
+        """Take out of ``running`` one whose place is due to one that waits; None: nobody's is.
+
+        Args:
+            max_num_seqs: Places that there are.
+        """
+        return None
+
     def order_running(self) -> Sequence[Request]:
         """Bring running requests into the order of this step.
 

@@ -186,6 +186,9 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         manager.new_step_starts()
         held = self._get_holdings()
         step = StepBuilder(self.limits.max_num_tokens, self._encoder.compute_budget)
+        displaced = self._requests.take_displaced(self.limits.max_num_seqs)
+        if displaced is not None:
+            held.preempt(displaced, step.timestamp)
         deferred = self._requests.order_running()
         RunningPass(held, self.limits, step, len(deferred)).run()
         self._admit(held, step)

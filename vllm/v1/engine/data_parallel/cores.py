@@ -9,7 +9,7 @@ import msgspec
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineCoreLostError, EngineDeadError, VllmError
 from vllm.logger import init_logger
-from vllm.v1.engine.client import AsyncEngineCoreHandle, MailboxHandle
+from vllm.v1.engine.client import STOP_TIMEOUT_S, AsyncEngineCoreHandle, MailboxHandle
 from vllm.v1.engine.data_parallel.gather import Gathering, Question
 from vllm.v1.engine.data_parallel.router import (
     PromptHasher,
@@ -130,7 +130,7 @@ class DataParallelCores(MailboxHandle):
         """Return the ranks of the cores that serve."""
         return () if self._router is None else self._router.living()
 
-    def shutdown(self, timeout: float = 5.0) -> None:
+    def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop every core, by force after ``timeout`` seconds."""
         with self._lock:
             self._closing = True

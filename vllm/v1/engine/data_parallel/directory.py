@@ -80,7 +80,6 @@ class PrefixDirectory:
             if step
         ]
         self._num_entries = 0
-        self.num_left_out = 0
         # Replica -> bit. Bits of forgotten replicas wait for a sweep before they are used again.
         self._slots = np.arange(num_replicas, dtype=np.int64)
         self._num_slots = num_replicas
@@ -132,8 +131,6 @@ class PrefixDirectory:
             elif self._num_entries < self._max_entries:
                 shard[short] = bit
                 self._num_entries += 1
-            else:
-                self.num_left_out += 1
 
     def _remove(self, shards: _Shards, hashes: Iterable[int], bit: int) -> None:
         for short in hashes:

@@ -42,7 +42,6 @@ class NewsFollower:
         self._waiting: dict[int, CoreStatus] = {}
         self._gap_since: float | None = None
         self._asked_at: float | None = None
-        self._last_heard: float | None = None
         self.num_lost = 0
 
     @property
@@ -50,13 +49,8 @@ class NewsFollower:
         """Whether what is known of the replica's cache is what it said, with nothing left out."""
         return self._asked_at is None
 
-    def silence_s(self, now: float) -> float:
-        """Return how long nothing was heard; 0 before the first message."""
-        return 0.0 if self._last_heard is None else now - self._last_heard
-
     def take(self, message: CoreStatus, now: float) -> Heard:
         """Take a message in; returns what to do."""
-        self._last_heard = now
         heard = Heard()
         if message.epoch != self._epoch:
             heard.forgets = self._epoch is not None

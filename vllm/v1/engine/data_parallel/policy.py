@@ -136,13 +136,6 @@ def find_limit(loads: Loads, max_num_seqs: int) -> int:
     return min(limit, max_num_seqs) if least < max_num_seqs else limit
 
 
-def find_able(loads: Loads, max_num_seqs: int) -> Flags:
-    """Return which replicas serve and do not have too many requests; see ``find_limit``."""
-    able: Flags = loads.num_requests < find_limit(loads, max_num_seqs)
-    able &= loads.serves
-    return able
-
-
 def costs(
     loads: Loads, cached_tokens: Counts, num_prompt_tokens: int, restorable: Counts | None = None
 ) -> Amounts:

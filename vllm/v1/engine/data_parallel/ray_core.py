@@ -86,7 +86,6 @@ class RayProcess:
 
     # The actor holds the other end of its lifeline.
     stdin: IO[bytes] | None = None
-    is_remote = True
 
     def __init__(self, ray: Any, order: LaunchOrder) -> None:
         self._ray = ray

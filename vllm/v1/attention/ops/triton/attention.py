@@ -174,14 +174,13 @@ def attend_keys(
     return out, log_sums
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_rows", "num_keys", "num_masked"])
+@triton.jit(do_not_specialize=["num_rows", "num_keys", "num_masked"])
 def _attend_shared_kernel(
     queries,
     keys,
     mask,
     sinks,
     out,
-    num_queries,
     num_rows,
     num_keys,
     num_masked,
@@ -263,7 +262,6 @@ def attend(
         spread,
         sinks,
         out,
-        num_queries,
         num_rows,
         keys.shape[1],
         0 if mask is None else mask.shape[-1],

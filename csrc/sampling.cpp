@@ -1,14 +1,13 @@
 // From logits to tokens: what masks forbid; temperature, min-p, top-k and top-p narrow a row's choice, and one uniform
 // number picks by inverting the cumulative distribution over the vocabulary. What the torch path
 // computes (vllm/v1/sample/), in a handful of passes over the row and none that sorts it.
-#pragma once
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "aligned.h"
+#include "entries.h"
 #include "kernels.h"
 #include "thread_pool.h"
 #include "vec.h"

@@ -1,8 +1,7 @@
 // DeepSeek-V4's layers over a step. The maths is that of the torch modules of the same names in
 // vllm/model_executor/models/deepseek_v4.
-#pragma once
-
 #include "build.h"
+#include "entries.h"
 #include "hyper_connections.h"
 #include "kernels.h"
 #include "mixture.h"
@@ -69,8 +68,8 @@ inline void embed_rows(ThreadPool& pool, const vn_v4_model& m, const vn_step& st
   });
 }
 
-inline void v4_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
-                       const vn_step& step, float* streams) {
+void v4_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
+                const vn_step& step, float* streams) {
   const int64_t d = m.hidden_size;
   float* embedded = space.embedded.take(step.num_tokens * d);
   embed_rows(pool, m, step, embedded);
@@ -85,8 +84,8 @@ inline void v4_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
   layers.check();
 }
 
-inline void v4_forward_mtp(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
-                           const vn_step& step, const float* streams, float* output) {
+void v4_forward_mtp(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
+                    const vn_step& step, const float* streams, float* output) {
   const int64_t d = m.hidden_size, n = m.num_streams, t = step.num_tokens;
   float* embedded = space.embedded.take(t * d);
   embed_rows(pool, m, step, embedded);
@@ -113,8 +112,8 @@ inline void v4_forward_mtp(ThreadPool& pool, Workspace& space, const vn_v4_model
   layers.check();
 }
 
-inline void v4_logits(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
-                      const float* streams, int64_t num_rows, bool is_mtp, float* logits) {
+void v4_logits(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
+               const float* streams, int64_t num_rows, bool is_mtp, float* logits) {
   const int64_t d = m.hidden_size;
   float* hidden = space.input.take(num_rows * d);
   const vn_hyper& hyper = is_mtp ? m.mtp_head_hyper : m.head_hyper;

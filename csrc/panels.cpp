@@ -1,0 +1,245 @@
+// Products of packed codes with inputs as they are: see panels.h.
+#include <algorithm>
+#include <cstring>
+
+#include "panels.h"
+
+namespace vn {
+namespace VN_BUILD {
+
+template <bool kHasOffset>
+VN_INLINE Vec weight_of(Vec code, Vec scale, Vec offset) {
+  return kHasOffset ? fma(code, scale, offset) : mul(code, scale);
+}
+
+// The scales of C vectors, read when a group begins.
+template <bool kHasOffset, int C>
+VN_INLINE void load_group(const WidenedScales& widened, int64_t g, int first, Vec* scales,
+                          Vec* offsets) {
+  each<C>([&](auto c) VN_NOW {
+    const int at = (first + c) * kLanes;
+    scales[c] = load(widened.scales(g) + at);
+    if constexpr (kHasOffset) offsets[c] = load(widened.offsets(g) + at);
+  });
+}
+
+// Adds a chain to what came before it; sums: rows of kPanel.
+template <int R, int C>
+VN_INLINE void close_chain(const Vec* chain, bool is_first, int first, float* sums) {
+  each<R * C>([&](auto i) VN_NOW {
+    float* own = sums + (i / C) * kPanel + (first + i % C) * kLanes;
+    store(own, is_first ? chain[i] : add(load(own), chain[i]));
+  });
+}
+
+// One chain of sums[r] = x[r] . the outputs of C vectors, decoded in registers: for as many rows as
+// one tile has.
+template <int Kind, bool kHasOffset, int R, int C>
+inline void dot_coded(const float* const* x, const PanelView& panel, const WidenedScales& widened,
+                      int64_t begin, int64_t end, int first, float* sums) {
+  constexpr int kCodes = kUnitCodes<Kind>;
+  const int64_t group_units = panel.m.group / kCodes;
+  Vec chain[R * C], scales[C], offsets[C];
+  each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
+  int64_t at = begin / kCodes, until = at;
+  const int64_t last = ceil_div(end, kCodes);
+  for (; at < last; ++at) {
+    if (at == until) {
+      const int64_t g = at / group_units;
+      load_group<kHasOffset, C>(widened, g, first, scales, offsets);
+      until = (g + 1) * group_units;
+    }
+    const float* inputs[R];
+    float padded[R][kCodes];
+    each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + at * kCodes; });
+    if ((at + 1) * kCodes > end) {
+      // Codes beyond the row's end are zero, and so are their inputs.
+      each<R>([&](auto r) VN_NOW {
+        for (int j = 0; j < kCodes; ++j) {
+          padded[r][j] = at * kCodes + j < end ? inputs[r][j] : 0.0f;
+        }
+        inputs[r] = padded[r];
+      });
+    }
+    constexpr int kBeside = C % 2 == 0 ? 2 : 1;
+    each<C / kBeside>([&](auto pair) VN_NOW {
+      Unit<Kind> units[kBeside];
+      each<kBeside>([&](auto i) VN_NOW {
+        units[i] = panel.template unit<Kind, true>(at, first + pair * kBeside + i);
+      });
+      each<kCodes>([&](auto j) VN_NOW {
+        each<kBeside>([&](auto i) VN_NOW {
+          constexpr int c = pair * kBeside + i;
+          const Vec weight = weight_of<kHasOffset>(value_of<Kind, j>(units[i]), scales[c], offsets[c]);
+          each<R>([&](auto r) VN_NOW {
+            chain[r * C + c] = fma(fill(inputs[r][j]), weight, chain[r * C + c]);
+          });
+        });
+      });
+    });
+  }
+  close_chain<R, C>(chain, begin == 0, first, sums);
+}
+
+// Widens inputs begin .. end - 1 of C vectors: out [end - begin, C, 16].
+template <int Kind, bool kHasOffset, int C>
+inline void decode_panel(const PanelView& panel, const WidenedScales& widened, int first,
+                         int64_t begin, int64_t end, float* out) {
+  constexpr int kCodes = kUnitCodes<Kind>;
+  const int64_t group_units = panel.m.group / kCodes;
+  Vec scales[C], offsets[C];
+  int64_t until = -1;
+  for (int64_t at = begin / kCodes; at * kCodes < end; ++at) {
+    if (at >= until) {
+      const int64_t g = at / group_units;
+      load_group<kHasOffset, C>(widened, g, first, scales, offsets);
+      until = (g + 1) * group_units;
+    }
+    each<C>([&](auto c) VN_NOW {
+      const Unit<Kind> unit = panel.template unit<Kind, true>(at, first + c);
+      each<kCodes>([&](auto j) VN_NOW {
+        store(out + ((at * kCodes + j - begin) * C + c) * kLanes,
+              weight_of<kHasOffset>(value_of<Kind, j>(unit), scales[c], offsets[c]));
+      });
+    });
+  }
+}
+
+// One chain over widened weights [count, C, 16].
+template <int R, int C>
+inline void dot_widened(const float* const* x, const float* weights, int64_t begin, int64_t count,
+                        int first, float* sums) {
+  Vec chain[R * C];
+  const float* inputs[R];
+  each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + begin; });
+  each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
+  for (int64_t k = 0; k < count; ++k) {
+    Vec own[C];
+    each<C>([&](auto c) VN_NOW { own[c] = load(weights + (k * C + c) * kLanes); });
+    each<R>([&](auto r) VN_NOW {
+      const Vec input = fill(inputs[r][k]);
+      each<C>([&](auto c) VN_NOW { chain[r * C + c] = fma(input, own[c], chain[r * C + c]); });
+    });
+  }
+  close_chain<R, C>(chain, begin == 0, first, sums);
+}
+
+// The same for any number of rows, of which a chain's weights are widened once for all.
+template <int Kind, bool kHasOffset>
+inline void dot_decoded(const float* const* x, int64_t rows, const PanelView& panel,
+                        const WidenedScales& widened, int64_t begin, int64_t end, float* sums) {
+  constexpr int C = kPanelTileVecs;
+  thread_local Floats weights;
+  weights.resize((kChain + kUnitCodes<Kind>)*C * kLanes);
+  for (int first = 0; first < kPanelVecs; first += C) {
+    decode_panel<Kind, kHasOffset, C>(panel, widened, first, begin, end, weights.data());
+    each_tile<kPanelTileRows>(rows, [&](auto height, int64_t row) {
+      dot_widened<height, C>(x + row, weights.data(), begin, end - begin, first, sums + row * kPanel);
+    });
+  }
+}
+
+// sums [rows, 64] = x . all outputs of a panel; at most kPanelRows rows.
+template <int Kind, bool kHasOffset>
+inline void dot_panel(const float* const* x, int64_t rows, const PanelView& panel, float* sums) {
+  thread_local WidenedScales widened;
+  for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
+    const int64_t end = std::min(panel.cols, begin + kChain);
+    widened.widen(panel, begin / panel.m.group, ceil_div(end, panel.m.group));
+    const auto run_few = [&](auto height) VN_NOW {
+      constexpr int C = height == 1                        ? kFewVecs
+                        : kFewVecs / 2 > 0 && height == 2 ? kFewVecs / 2
+                                                           : kPanelTileVecs;
+      for (int first = 0; first < kPanelVecs; first += C) {
+        dot_coded<Kind, kHasOffset, height, C>(x, panel, widened, begin, end, first, sums);
+      }
+    };
+    if (rows > kFewPanelRows) {
+      dot_decoded<Kind, kHasOffset>(x, rows, panel, widened, begin, end, sums);
+    } else {
+      each_tile<kFewPanelRows>(rows, [&](auto height, int64_t) VN_NOW { run_few(height); });
+    }
+  }
+}
+
+// Calls body with the kind of a matrix's codes and whether it has offsets, both constants.
+template <typename Body>
+inline void with_panel_kind(const vn_panels& m, Body&& body) {
+  using std::integral_constant;
+  using std::bool_constant;
+  const bool has_offset = m.offsets != nullptr;
+  if (m.code_kind == VN_CODE_INT4) {
+    if (has_offset) return body(integral_constant<int, VN_CODE_INT4>{}, bool_constant<true>{});
+    return body(integral_constant<int, VN_CODE_INT4>{}, bool_constant<false>{});
+  }
+  if (m.code_kind == VN_CODE_UINT4) {
+    return body(integral_constant<int, VN_CODE_UINT4>{}, bool_constant<true>{});
+  }
+  if (m.code_kind == VN_CODE_IQ4) {
+    return body(integral_constant<int, VN_CODE_IQ4>{}, bool_constant<false>{});
+  }
+  if (m.code_kind == VN_CODE_E2M1) {
+    return body(integral_constant<int, VN_CODE_E2M1>{}, bool_constant<false>{});
+  }
+  if (m.code_kind == VN_CODE_E4M3) {
+    return body(integral_constant<int, VN_CODE_E4M3>{}, bool_constant<false>{});
+  }
+  if (m.code_kind == VN_CODE_INT6) {
+    if (has_offset) return body(integral_constant<int, VN_CODE_INT6>{}, bool_constant<true>{});
+    return body(integral_constant<int, VN_CODE_INT6>{}, bool_constant<false>{});
+  }
+  if (has_offset) return body(integral_constant<int, VN_CODE_INT8>{}, bool_constant<true>{});
+  body(integral_constant<int, VN_CODE_INT8>{}, bool_constant<false>{});
+}
+
+// Products with outputs row .. row + count - 1 of a packed matrix; y[r][first + i] is output row + i.
+void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
+                       int64_t count, float* const* y, int64_t first) {
+  const vn_panels& own = *static_cast<const vn_panels*>(m.data);
+  thread_local Floats sums, gathered;
+  sums.resize(kPanelRows * kPanel);
+  const float* inputs[kPanelRows];
+  std::copy_n(x, rows, inputs);
+  if (own.order != nullptr) {
+    gathered.resize(rows * m.cols);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* out = gathered.data() + r * m.cols;
+      for (int64_t k = 0; k < m.cols; ++k) out[k] = x[r][own.order[k]];
+      inputs[r] = out;
+    }
+  }
+  with_panel_kind(own, [&](auto kind, auto has_offset) {
+    for (int64_t at = row; at < row + count;) {
+      const int64_t panel = at / kPanel, start = at - panel * kPanel;
+      const int64_t size = std::min(kPanel - start, row + count - at);
+      dot_panel<kind, has_offset>(inputs, rows, PanelView(m, panel), sums.data());
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(y[r] + first + at - row, sums.data() + r * kPanel + start, sizeof(float) * size);
+      }
+      at += size;
+    }
+  });
+}
+
+// Widens the inputs of one output.
+void decode_panel_row(const vn_matrix& m, int64_t index, float* out) {
+  const vn_panels& own = *static_cast<const vn_panels*>(m.data);
+  with_panel_kind(own, [&](auto kind, auto has_offset) {
+    thread_local Floats weights;
+    thread_local WidenedScales widened;
+    weights.resize((kChain + kUnitCodes<kind>)*kLanes);
+    const PanelView panel(m, index / kPanel);
+    const int vec = static_cast<int>(index % kPanel / kLanes), lane = index % kLanes;
+    for (int64_t begin = 0; begin < m.cols; begin += kChain) {
+      const int64_t end = std::min(m.cols, begin + kChain);
+      widened.widen(panel, begin / own.group, ceil_div(end, own.group));
+      decode_panel<kind, has_offset, 1>(panel, widened, vec, begin, end, weights.data());
+      for (int64_t k = begin; k < end; ++k) {
+        out[own.order == nullptr ? k : own.order[k]] = weights[(k - begin) * kLanes + lane];
+      }
+    }
+  });
+}
+
+}  // namespace VN_BUILD
+}  // namespace vn

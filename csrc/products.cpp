@@ -1,0 +1,556 @@
+// Products of rows of floats and of matrices of every kind: see products.h.
+#include "products.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "aligned.h"
+#include "bytes.h"
+#include "entries.h"
+#include "panels.h"
+#include "rounded.h"
+#include "stored.h"
+#include "vec.h"
+
+namespace vn {
+namespace VN_BUILD {
+
+void decode_matrix_row(const vn_matrix& m, int64_t index, float* out) {
+  if (m.kind == VN_PANELS) return decode_panel_row(m, index, out);
+  if (m.kind == VN_BF16_PANELS) return decode_rounded_row(m, index, out);
+  decode_matrix_part(m, index, 0, m.cols, out);
+}
+
+// What a block of products has in common.
+struct Columns {
+  StoredRow rows[kColumns];
+  int64_t size;   // of a row
+  int64_t group;  // values under one scale
+  bool has_byte_scales;
+  // So many bytes on lies what is multiplied next: asked for early, as memory is the limit where
+  // inputs are few.
+  int64_t ahead;
+};
+
+// To which cache a tile asks for what comes next.
+enum Fetch { kNoFetch = 0, kFetchNear = 3, kFetchFar = 2 };
+
+// Sums of a tile by lane, between two parts of long rows.
+struct Lanes {
+  float* sums;  // [rows + 8, kColumns, kLanes] of a block
+  bool continues, ends;
+};
+constexpr Lanes kWholeRows = {nullptr, false, true};
+
+// y[r][first + c] = x[r] . row c, for a register tile. One chain of sums per output, along k, then
+// over the lanes: the same for every shape of tile and however rows are cut into parts.
+template <int Kind, int R, int C, Fetch kFetch>
+inline void dot_tile(const float* const* x, const Columns& w, int column, Lanes lanes,
+                     float* const* y, int64_t first) {
+  Vec sums[R * C];
+  each<R * C>([&](auto i) VN_NOW { sums[i] = zero(); });
+  if (lanes.continues) {
+    each<R * C>([&](auto i) VN_NOW { sums[i] = load(lanes.sums + i * kLanes); });
+  }
+  const StoredRow* rows = w.rows + column;
+  const int64_t k = w.size, group = kHasScales<Kind> ? w.group : k;
+  for (int64_t begin = 0, g = 0; begin < k; begin += group, ++g) {
+    Vec scales[C];
+    if constexpr (kHasScales<Kind>) {
+      each<C>([&](auto c) VN_NOW {
+        scales[c] = fill(read_scale(rows[c].scales, g, w.has_byte_scales));
+      });
+    }
+    const int64_t end = std::min(k, begin + group);
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      const auto read = [&](auto c) VN_NOW {
+        if constexpr (kFetch != kNoFetch) {
+          __builtin_prefetch(rows[c].data + i * Reader<Kind>::kBits / 8 + w.ahead, 0, kFetch);
+        }
+        const Vec codes = Reader<Kind>::load(rows[c].data, i);
+        return kHasScales<Kind> ? mul(codes, scales[c]) : codes;
+      };
+      // The fewer of both stay in registers.
+      if constexpr (R < C) {
+        Vec inputs[R];
+        each<R>([&](auto r) VN_NOW { inputs[r] = load(x[r] + i); });
+        each<C>([&](auto c) VN_NOW {
+          const Vec weights = read(c);
+          each<R>([&](auto r) VN_NOW {
+            sums[r * C + c] = fma(inputs[r], weights, sums[r * C + c]);
+          });
+        });
+      } else {
+        Vec weights[C];
+        each<C>([&](auto c) VN_NOW { weights[c] = read(c); });
+        each<R>([&](auto r) VN_NOW {
+          const Vec input = load(x[r] + i);
+          each<C>([&](auto c) VN_NOW {
+            sums[r * C + c] = fma(input, weights[c], sums[r * C + c]);
+          });
+        });
+      }
+    }
+    if constexpr (!kHasScales<Kind>) {
+      const int rest = static_cast<int>(end - i);
+      if (rest > 0) {
+        each<C>([&](auto c) VN_NOW {
+          const Vec weights = Reader<Kind>::load_some(rows[c].data, i, rest);
+          each<R>([&](auto r) VN_NOW {
+            sums[r * C + c] = fma(load_some(x[r] + i, rest), weights, sums[r * C + c]);
+          });
+        });
+      }
+    }
+  }
+  if (!lanes.ends) {
+    each<R * C>([&](auto i) VN_NOW { store(lanes.sums + i * kLanes, sums[i]); });
+    return;
+  }
+  float totals[R * C];
+  sum_all<R * C>(sums, totals);
+  each<R>([&](auto r) VN_NOW {
+    std::memcpy(y[r] + first, totals + r * C, sizeof(float) * C);
+  });
+}
+
+// Tiles of one height.
+template <int Kind, int R, Fetch kFetch>
+inline void dot_rows(const float* const* x, const Columns& w, int columns, Lanes lanes,
+                     float* const* y, int64_t first) {
+  constexpr int kMost = kTileSums / R, kWide = kMost > kColumns ? kColumns : kMost, kNarrow = 4;
+  const auto at = [&](int c) {
+    return lanes.sums == nullptr
+               ? lanes
+               : Lanes{lanes.sums + c * R * kLanes, lanes.continues, lanes.ends};
+  };
+  int c = 0;
+  for (; c + kWide <= columns; c += kWide) {
+    dot_tile<Kind, R, kWide, kFetch>(x, w, c, at(c), y, first + c);
+  }
+  if constexpr (kWide > kNarrow) {
+    for (; c + kNarrow <= columns; c += kNarrow) {
+      dot_tile<Kind, R, kNarrow, kFetch>(x, w, c, at(c), y, first + c);
+    }
+  }
+  for (; c < columns; ++c) dot_tile<Kind, R, 1, kFetch>(x, w, c, at(c), y, first + c);
+}
+
+// Fewer inputs than a tile is high: those that lack are copies of the last, and go nowhere.
+template <int Kind, int R, Fetch kFetch>
+inline void dot_padded(const float* const* x, int64_t rows, const Columns& w, int columns,
+                       Lanes lanes, float* const* y, int64_t first) {
+  if (rows == R) {
+    dot_rows<Kind, R, kFetch>(x, w, columns, lanes, y, first);
+    return;
+  }
+  float nowhere[kColumns];
+  const float* inputs[R];
+  float* outputs[R];
+  for (int r = 0; r < R; ++r) {
+    inputs[r] = x[r < rows ? r : rows - 1];
+    outputs[r] = r < rows ? y[r] + first : nowhere;
+  }
+  dot_rows<Kind, R, kFetch>(inputs, w, columns, lanes, outputs, 0);
+}
+
+// y[r][first + c] = x[r] . row c for inputs of one tile.
+template <int Kind, Fetch kFetch>
+inline void dot_few(const float* const* x, int64_t rows, const Columns& w, int columns, Lanes lanes,
+                    float* const* y, int64_t first) {
+  if constexpr (kMostRows > 4) {
+    if (rows > 6) return dot_padded<Kind, 8, kFetch>(x, rows, w, columns, lanes, y, first);
+    if (rows > 4) return dot_padded<Kind, 6, kFetch>(x, rows, w, columns, lanes, y, first);
+    if (rows > 2) return dot_padded<Kind, 4, kFetch>(x, rows, w, columns, lanes, y, first);
+  }
+  if constexpr (kMostRows > 1) {
+    if (rows == 2) return dot_rows<Kind, 2, kFetch>(x, w, columns, lanes, y, first);
+  }
+  if (rows == 1) dot_rows<Kind, 1, kFetch>(x, w, columns, lanes, y, first);
+}
+
+// The same for any number of inputs and rows of floats; the first inputs fetch for all.
+template <Fetch kFetch>
+inline void dot_block(const float* const* x, int64_t rows, const Columns& w, int columns,
+                      Lanes lanes, float* const* y, int64_t first) {
+  if (rows <= kMostRows) {
+    dot_few<VN_F32, kFetch>(x, rows, w, columns, lanes, y, first);
+    return;
+  }
+  const auto at = [&](int64_t r) {
+    return lanes.sums == nullptr
+               ? lanes
+               : Lanes{lanes.sums + r * kColumns * kLanes, lanes.continues, lanes.ends};
+  };
+  dot_rows<VN_F32, kTileRows, kFetch>(x, w, columns, lanes, y, first);
+  int64_t r = kTileRows;
+  for (; rows - r > kMostRows; r += kTileRows) {
+    dot_rows<VN_F32, kTileRows, kNoFetch>(x + r, w, columns, at(r), y + r, first);
+  }
+  dot_few<VN_F32, kNoFetch>(x + r, rows - r, w, columns, at(r), y + r, first);
+}
+
+// The same for rows of floats given one by one, which are near; at most kColumns.
+void dot_floats(const float* const* x, int64_t rows, const float* const* w, int columns,
+                       int64_t k, float* const* y, int64_t first) {
+  Columns block = {};
+  for (int c = 0; c < columns; ++c) block.rows[c].data = reinterpret_cast<const uint8_t*>(w[c]);
+  block.size = k;
+  dot_block<kNoFetch>(x, rows, block, columns, kWholeRows, y, first);
+}
+
+constexpr int64_t kChunksPerThread = 8;
+
+// Inputs of one block stay in the second-level cache while the matrix streams by. Rounded ones are
+// smaller, and done with before more weights have come: so many values of them.
+constexpr int64_t kBlockRows = 96, kMostBlockRows = 512, kRoundedInputs = 1 << 19;
+// With fewer rows vectors read panels faster than the unit: by a tenth on a Xeon of 2023.
+constexpr int64_t kTiledRows = 3;
+template <int Kind>
+inline void dot_stored(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
+                       int64_t count, float* const* y, int64_t first) {
+  const int64_t ahead = kColumns * m.row_stride * Reader<Kind>::kBits / 8;
+  Columns block = {{}, m.cols, m.group, m.has_byte_scales != 0, ahead};
+  for (int64_t c = 0; c < count; c += kColumns) {
+    const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
+    for (int i = 0; i < columns; ++i) block.rows[i] = stored_row(m, row + c + i);
+    dot_few<Kind, kFetchNear>(x, rows, block, columns, kWholeRows, y, first + c);
+  }
+}
+
+// Values of rows that are multiplied at once: kColumns of them, and a tile of inputs, fit in the
+// first-level cache.
+constexpr int64_t kPartSize = 640;
+
+// Where inputs are many, a part of some rows is multiplied by all of them; what is not stored as
+// floats is widened once for all.
+inline void dot_many(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
+                     int64_t count, float* const* y, int64_t first) {
+  const int64_t num_parts = (m.cols + kPartSize - 1) / kPartSize;
+  const int64_t even = (m.cols + num_parts - 1) / num_parts;
+  const int64_t part = (even + kLanes - 1) / kLanes * kLanes;
+  const bool is_wide = m.kind == VN_F32;
+  thread_local Floats sums, decoded;
+  if (num_parts > 1) sums.resize((kBlockRows + 8) * kColumns * kLanes);
+  if (!is_wide) decoded.resize(kColumns * (part + kLanes));
+  const float* inputs[kBlockRows];
+  for (int64_t c = 0; c < count; c += kColumns) {
+    const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
+    for (int64_t from = 0; from < m.cols; from += part) {
+      const int64_t size = std::min(part, m.cols - from);
+      const bool is_last = from + size == m.cols;
+      const int64_t next = is_last ? kColumns * m.row_stride - from : size;
+      Columns block = {{}, size, 0, false, next * static_cast<int64_t>(sizeof(float))};
+      for (int i = 0; i < columns; ++i) {
+        if (is_wide) {
+          block.rows[i].data = stored_row(m, row + c + i).data + from * sizeof(float);
+        } else {
+          float* out = decoded.data() + i * part;
+          decode_matrix_part(m, row + c + i, from, size, out);
+          block.rows[i].data = reinterpret_cast<const uint8_t*>(out);
+        }
+      }
+      for (int64_t r = 0; r < rows; ++r) inputs[r] = x[r] + from;
+      const Lanes lanes = {num_parts > 1 ? sums.data() : nullptr, from > 0, is_last};
+      if (is_wide) {
+        dot_block<kFetchFar>(inputs, rows, block, columns, lanes, y, first + c);
+      } else {
+        dot_block<kNoFetch>(inputs, rows, block, columns, lanes, y, first + c);
+      }
+    }
+  }
+}
+
+// Products with rows row .. row + count - 1 of a matrix that is no VN_PARTS.
+inline void dot_leaf(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
+                     int64_t count, float* const* y, int64_t first) {
+  if (m.kind == VN_PANELS) {
+    dot_panels(x, rows, m, row, count, y, first);
+  } else if (rows > kMostRows || !has_whole_steps(m)) {
+    dot_many(x, rows, m, row, count, y, first);
+  } else if (m.kind == VN_F32) {
+    dot_stored<VN_F32>(x, rows, m, row, count, y, first);
+  } else if (m.kind == VN_BF16) {
+    dot_stored<VN_BF16>(x, rows, m, row, count, y, first);
+  } else if (m.kind == VN_MXFP4) {
+    dot_stored<VN_MXFP4>(x, rows, m, row, count, y, first);
+  } else {
+    dot_stored<VN_FP8>(x, rows, m, row, count, y, first);
+  }
+}
+
+// What a matrix's products do to their inputs; a matrix of no parts.
+enum InputForm { kAsTheyAre, kToBf16, kToBytes };
+
+inline InputForm input_form(const vn_matrix& m) {
+  if (m.kind == VN_BF16_PANELS) return kToBf16;
+  if (m.kind != VN_PANELS) return kAsTheyAre;
+  const bool is_whole = static_cast<const vn_panels*>(m.data)->input_kind == VN_INPUT_FLOATS;
+  return is_whole ? kAsTheyAre : kToBytes;
+}
+
+// A product's inputs, rounded once for all outputs that want them so; `matrix` is the first.
+struct PreparedInputs {
+  InputForm form;
+  bool is_tiled;
+  const vn_matrix* matrix;
+  int64_t num_rows;
+  RoundedInputs rounded;
+  ByteInputs bytes;
+
+  bool serve(const vn_matrix& m) const {
+    if (input_form(m) != form) return false;
+    return form == kToBf16 || ByteForm(m) == ByteForm(*matrix);
+  }
+};
+
+// All of a product.
+struct Prepared {
+  const PreparedInputs* begin;
+  const PreparedInputs* end;
+
+  const PreparedInputs& find(const vn_matrix& m) const {
+    return *std::find_if(begin, end, [&](const PreparedInputs& own) { return own.serve(m); });
+  }
+};
+
+inline void multiply_part(const Product& p, Prepared prepared, int64_t row, int64_t rows,
+                          int64_t column, int64_t columns) {
+  const float* x[kMostBlockRows];
+  float* y[kMostBlockRows];
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t source = p.x_rows == nullptr ? row + r : p.x_rows[row + r];
+    x[r] = p.x + source * p.x_stride;
+    y[r] = p.y + (row + r) * p.y_stride;
+  }
+  bool uses_tiles = false;
+  for (int64_t c = 0; c < columns;) {
+    const FoundRow found = find_row(*p.matrix, p.first_row + column + c);
+    const vn_matrix& m = *found.matrix;
+    const int64_t count = std::min(columns - c, m.rows - found.row);
+    const InputForm form = input_form(m);
+    if (form == kAsTheyAre) {
+      dot_leaf(x, rows, m, found.row, count, y, column + c);
+    } else if (form == kToBytes) {
+      dot_bytes_by_panels(prepared.find(m).bytes, row, rows, m, found.row, count, y, p.y_stride,
+                          column + c);
+    } else {
+      const RoundedInputs& rounded = prepared.find(m).rounded;
+      uses_tiles = rounded.halves != nullptr;
+      dot_rounded(rounded, row, rows, m, found.row, count, y, p.y_stride, column + c);
+    }
+    c += count;
+  }
+  if (uses_tiles) release_tiles();
+}
+
+// Outputs that are multiplied together: chunks hold whole ones.
+inline int64_t find_column_step(const vn_matrix& m) {
+  if (m.kind == VN_PANELS || m.kind == VN_BF16_PANELS) return kPanel;
+  if (m.kind != VN_PARTS) return kColumns;
+  const vn_matrix* parts = static_cast<const vn_matrix*>(m.data);
+  for (int32_t i = 0; i < m.group; ++i) {
+    if (parts[i].kind == VN_PANELS || parts[i].kind == VN_BF16_PANELS) return 3 * kPanel;  // and 16 times kColumns
+  }
+  return kColumns;
+}
+
+// The form of all parts of a matrix; of several, none.
+inline InputForm common_form(const vn_matrix& m) {
+  if (m.kind != VN_PARTS) return input_form(m);
+  const vn_matrix* parts = static_cast<const vn_matrix*>(m.data);
+  const InputForm first = input_form(parts[0]);
+  const auto is_other = [&](const vn_matrix& part) { return input_form(part) != first; };
+  return std::any_of(parts, parts + m.group, is_other) ? kAsTheyAre : first;
+}
+
+// Rows of a product that are multiplied at a time.
+inline int64_t find_block_rows(const ThreadPool& pool, const Product& p) {
+  const InputForm form = common_form(*p.matrix);
+  const bool takes_more = form == kToBytes || (form == kToBf16 && pool.units().tiles);
+  if (!takes_more) return kBlockRows;
+  const int64_t most = std::clamp(kRoundedInputs / std::max<int64_t>(1, p.matrix->cols) / 32 * 32,
+                                  kBlockRows, kMostBlockRows);
+  if (form == kToBf16) return most;
+  // Codes are made bytes of once for a block: blocks are alike, in whole tiles of four and of six rows.
+  const int64_t blocks = std::max<int64_t>(1, ceil_div(p.num_rows, most));
+  return std::min(most, ceil_div(ceil_div(p.num_rows, blocks), 12) * 12);
+}
+
+// The rounded inputs of products, in the memory of the thread that made them.
+class Rounding {
+ public:
+  // Rounds the inputs of those products that want it.
+  void run(ThreadPool& pool, const Product* products, size_t count) {
+    inputs_.clear();
+    firsts_.clear();
+    rows_.clear();
+    Sizes sizes = {};
+    for (size_t i = 0; i < count; ++i) {
+      firsts_.push_back(inputs_.size());
+      list_forms(pool, products[i], sizes);
+    }
+    firsts_.push_back(inputs_.size());
+    if (rows_.empty()) return;
+    place(sizes);
+    const Row* rows = rows_.data();
+    const PreparedInputs* inputs = inputs_.data();
+    const auto round = [=](int64_t i) {
+      round_row(*rows[i].product, rows[i].index, inputs[rows[i].input]);
+    };
+    const int64_t num_rows = static_cast<int64_t>(rows_.size());
+    if (is_short(pool, sizes.halves + sizes.floats + sizes.codes)) {
+      for (int64_t i = 0; i < num_rows; ++i) round(i);
+    } else {
+      pool.run(num_rows, round);
+    }
+  }
+
+  Prepared inputs(size_t product) const {
+    return {inputs_.data() + firsts_[product], inputs_.data() + firsts_[product + 1]};
+  }
+
+ private:
+  struct Row {
+    const Product* product;
+    int64_t index;
+    size_t input;
+  };
+  // Values of each kind. What is prepared lies at the end of those before it: see place().
+  struct Sizes {
+    int64_t halves, floats, codes, groups;
+  };
+
+  void list_forms(const ThreadPool& pool, const Product& p, Sizes& sizes) {
+    const size_t first = inputs_.size();
+    for (int64_t at = p.first_row; at < p.first_row + p.num_columns;) {
+      const FoundRow found = find_row(*p.matrix, at);
+      const vn_matrix& m = *found.matrix;
+      at += m.rows - found.row;
+      const InputForm form = input_form(m);
+      const auto serves = [&](const PreparedInputs& own) { return own.serve(m); };
+      if (form == kAsTheyAre || std::any_of(inputs_.begin() + first, inputs_.end(), serves)) continue;
+      PreparedInputs own = {form, false, &m, p.num_rows, {}, {}};
+      if (form == kToBytes) {
+        const ByteForm bytes(m);
+        own.bytes = {nullptr, nullptr, nullptr, bytes.stride(), bytes.groups(), pool.units()};
+        sizes.codes += p.num_rows * bytes.stride();
+        sizes.groups += p.num_rows * bytes.groups();
+      } else {
+        own.rounded.stride = count_blocks(m.cols) * kBlockInputs;
+        own.is_tiled = pool.units().tiles && p.num_rows >= kTiledRows;
+        (own.is_tiled ? sizes.halves : sizes.floats) += p.num_rows * own.rounded.stride;
+      }
+      for (int64_t r = 0; r < p.num_rows; ++r) rows_.push_back({&p, r, inputs_.size()});
+      inputs_.push_back(own);
+    }
+  }
+
+  void place(const Sizes& sizes) {
+    halves_.resize(sizes.halves);
+    floats_.resize(sizes.floats);
+    codes_.resize(sizes.codes);
+    scales_.resize(sizes.groups);
+    sums_.resize(sizes.groups);
+    Sizes at = {};
+    for (PreparedInputs& own : inputs_) {
+      if (own.form == kToBytes) {
+        own.bytes.codes = codes_.data() + at.codes;
+        own.bytes.scales = scales_.data() + at.groups;
+        own.bytes.sums = sums_.data() + at.groups;
+        at.codes += own.num_rows * own.bytes.stride;
+        at.groups += own.num_rows * own.bytes.groups;
+      } else if (own.is_tiled) {
+        own.rounded.halves = halves_.data() + at.halves;
+        at.halves += own.num_rows * own.rounded.stride;
+      } else {
+        own.rounded.floats = floats_.data() + at.floats;
+        at.floats += own.num_rows * own.rounded.stride;
+      }
+    }
+  }
+
+  static void round_row(const Product& p, int64_t index, const PreparedInputs& own) {
+    const float* x = p.x + (p.x_rows == nullptr ? index : p.x_rows[index]) * p.x_stride;
+    const int64_t cols = p.matrix->cols, stride = own.rounded.stride;
+    if (own.form == kToBytes) {
+      const ByteInputs& b = own.bytes;
+      round_row_to_bytes(ByteForm(*own.matrix), x, b.codes + index * b.stride,
+                         b.scales + index * b.groups,
+                         b.sums + index * b.groups);
+    } else if (own.is_tiled) {
+      uint16_t* out = own.rounded.halves + index * stride;
+      for (int64_t k = 0; k < cols; ++k) out[k] = bf16_bits(x[k]);
+      std::fill(out + cols, out + stride, uint16_t{0});
+    } else {
+      float* out = own.rounded.floats + index * stride;
+      for (int64_t k = 0; k < cols; ++k) out[k] = round_bf16(x[k]);
+      std::fill(out + cols, out + stride, 0.0f);
+    }
+  }
+
+  std::vector<PreparedInputs> inputs_;
+  std::vector<size_t> firsts_;  // of each product, and the end
+  std::vector<Row> rows_;
+  std::vector<uint16_t, CacheLines<uint16_t>> halves_;
+  std::vector<int8_t, CacheLines<int8_t>> codes_;
+  std::vector<int32_t, CacheLines<int32_t>> sums_;
+  Floats floats_, scales_;
+};
+
+// Runs products that do not depend on one another.
+void multiply_all(ThreadPool& pool, const Product* products, size_t count) {
+  struct Cut {
+    int64_t block_rows, row_blocks, columns, column_blocks, first_chunk;
+  };
+  thread_local std::vector<Cut> cuts;
+  thread_local Rounding rounding;
+  rounding.run(pool, products, count);
+  cuts.clear();
+  int64_t num_chunks = 0, work = 0;
+  for (size_t i = 0; i < count; ++i) {
+    work += products[i].num_rows * products[i].matrix->cols * products[i].num_columns;
+  }
+  const int64_t chunk_work = std::clamp(work / (kChunksPerThread * pool.num_threads()), kChunkWork,
+                                        kLargeChunkWork);
+  for (size_t i = 0; i < count; ++i) {
+    const Product& p = products[i];
+    const int64_t block_rows = find_block_rows(pool, p);
+    const int64_t rows = std::min(p.num_rows, block_rows);
+    const int64_t per_column = std::max<int64_t>(1, rows * p.matrix->cols);
+    int64_t columns = std::max<int64_t>(kColumns, chunk_work / per_column);
+    const int64_t step = find_column_step(*p.matrix);
+    columns = (columns + step - 1) / step * step;
+    const Cut cut = {block_rows, (p.num_rows + block_rows - 1) / block_rows, columns,
+                     (p.num_columns + columns - 1) / columns, num_chunks};
+    num_chunks += cut.row_blocks * cut.column_blocks;
+    cuts.push_back(cut);
+  }
+  const Cut* all = cuts.data();
+  const Rounding* rounded = &rounding;
+  auto run = [products, all, rounded, count](int64_t chunk) {
+    size_t i = count - 1;
+    while (all[i].first_chunk > chunk) --i;
+    const Product& p = products[i];
+    const int64_t index = chunk - all[i].first_chunk;
+    const int64_t row = index / all[i].column_blocks * all[i].block_rows;
+    const int64_t column = index % all[i].column_blocks * all[i].columns;
+    multiply_part(p, rounded->inputs(i), row, std::min(all[i].block_rows, p.num_rows - row), column,
+                  std::min(all[i].columns, p.num_columns - column));
+  };
+  if (is_short(pool, work)) {
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) run(chunk);
+  } else {
+    pool.run(num_chunks, run);
+  }
+}
+
+void matmul(ThreadPool& pool, const vn_matrix& matrix, const float* x, int64_t num_rows,
+            float* output) {
+  multiply(pool, x, num_rows, matrix, output);
+}
+
+}  // namespace VN_BUILD
+}  // namespace vn
