@@ -3,7 +3,7 @@ import pytest
 from tests.v1.metrics.values import values_of
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.entrypoints.llm import _as_chats, _as_prompts
-from vllm.exceptions import ConfigError, UserInputError
+from vllm.exceptions import PoolTooSmallError, UserInputError
 from vllm.v1.metrics.reader import Histogram
 
 
@@ -170,5 +170,8 @@ def test_defaults_and_metrics(llm):
 
 
 def test_a_pool_that_is_too_small_is_told_with_a_way_out():
-    with pytest.raises(ConfigError, match="max_model_len"):
+    with pytest.raises(PoolTooSmallError, match="lower max_model_len, or raise"):
+        LLM("deepseek-v4", kv_cache_memory_bytes=1_000_000, use_tqdm_on_load=False)
+    # No length fits: to lower it is no way out.
+    with pytest.raises(PoolTooSmallError, match=r"are available\. Raise .*kv_cache_memory_bytes"):
         LLM("deepseek-v4", kv_cache_memory_bytes=10_000, use_tqdm_on_load=False)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.v1.engine.fakes import FAKE_CORE
 from tests.v1.engine.test_core import request
-from vllm.exceptions import CheckpointError, ConfigError, EngineDeadError, EngineError
+from vllm.exceptions import CheckpointError, EngineDeadError, EngineError, PoolTooSmallError
 from vllm.v1.engine.process_client import ProcessCore
 from vllm.v1.engine.wire import (
     AddRequest,
@@ -89,7 +89,7 @@ def test_launching_returns_before_the_core_is_ready(launch):
     ("fake", "error", "match"),
     [
         ({"start_error": "checkpoint"}, CheckpointError, "embed.weight is missing"),
-        ({"num_blocks": 2}, ConfigError, "max seq len"),
+        ({"num_blocks": 2}, PoolTooSmallError, "max seq len"),
         ({"start_error": "bug"}, EngineError, "RuntimeError: a bug"),
     ],
 )
