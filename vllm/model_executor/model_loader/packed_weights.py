@@ -25,6 +25,7 @@ from vllm.model_executor.layers.quantization.code_layouts import (
     read_mxfp8_codes,
     read_nvfp4_codes,
 )
+from vllm.model_executor.layers.quantization.interface import ExpertsSpec, MatrixSpec
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
@@ -84,11 +85,8 @@ class PackedWeights(MatrixStorages):
         """Return which part of a tensor, packed or plain, this rank holds."""
         return self._shards.find(name)
 
-    def _find_storage(
-        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
-    ) -> Storage | None:
-        del dtype
-        anchor = self._find_anchor(name)
+    def _find_storage(self, spec: MatrixSpec) -> Storage | None:
+        anchor = self._find_anchor(spec.name)
         if anchor is None:
             return None
         stored_name = anchor.name.rpartition(".")[0]
@@ -103,27 +101,18 @@ class PackedWeights(MatrixStorages):
         if anchor.dtype in _FLOATS:
             logger.debug("%s is plain although the config quantises it", stored_name)
             return None
-        return self._make_storage(name, scheme, out_size, in_size, device)
+        return self._make_storage(spec.name, scheme, spec.out_size, spec.in_size, spec.device)
 
-    def make_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def make_experts(self, spec: ExpertsSpec) -> None:
         """See ``WeightQuantization``: DeepSeek-V4's experts are stored in other formats.
 
         Raises:
             UnsupportedFeatureError: Always.
         """
-        del num_experts, hidden_size, inner_size, limit, dtype, device
         raise UnsupportedFeatureError(
-            f"the experts of {prefix.rstrip('.')} are quantised by {self._config.method}, which is "
-            "not served for this architecture: use its FP8 and FP4 release."
+            f"the experts of {spec.prefix.rstrip('.')} are quantised by "
+            f"{self._config.method}, which is not served for this architecture: use its FP8 and "
+            "FP4 release."
         )
 
     def has_part(self, prefix: str) -> bool:
