@@ -23,7 +23,7 @@ from vllm.v1.engine.data_parallel.router import (
     make_prompt_hasher,
     with_hashes,
 )
-from vllm.v1.engine.data_parallel.short_hash import shorten
+from vllm.v1.engine.data_parallel.short_hash import shorten_all
 from vllm.v1.engine.process_client import on_this_clock
 from vllm.v1.engine.wire import (
     AbortRequests,
@@ -198,7 +198,7 @@ class FleetCores(MailboxHandle):
                     f"No replica serves as rank {wanted}: choose among {list(self.living())}, or "
                     "leave X-data-parallel-rank out."
                 )
-            hashes = [shorten(block_hash) for block_hash in request.block_hashes]
+            hashes = shorten_all(request.block_hashes)
             num_tokens = len(request.prompt_token_ids)
             self._fleet.expect(
                 request_id, hashes, num_tokens, wanted, request.routing_key, request.tenant

@@ -260,12 +260,17 @@ class DataParallelCores(MailboxHandle):
 
     def _restart(self, rank: int, router: Router) -> None:
         """Start a dead core again and send it requests once it serves."""
-        with self._lock:
-            if self._closing:
-                return
-            handle = self._handles[rank] = self._launch(rank)
-        logger.warning("The engine core of data parallel rank %d is started again.", rank)
         try:
+            # Not under the lock: on a cluster it waits for room.
+            handle = self._launch(rank)
+            with self._lock:
+                is_late = self._closing
+                if not is_late:
+                    self._handles[rank] = handle
+            if is_late:
+                handle.shutdown()
+                return
+            logger.warning("The engine core of data parallel rank %d is started again.", rank)
             ready = handle.wait_ready()
         except VllmError as error:
             logger.error("The engine core of data parallel rank %d stays dead: %s", rank, error)
