@@ -1,7 +1,7 @@
-"""A fleet on a real Ray cluster of two nodes on this machine, under agents and chats, and faults.
+"""A fleet on a real Ray cluster on this machine, under agents and chats, and faults.
 
     python -m benchmarks.fleet_live --replicas 2 4 --pool-mib 100 12 --requests 1000
-    python -m benchmarks.fleet_live --replicas 4 --faults 250
+    python -m benchmarks.fleet_live --replicas 4 --faults 250 --nodes 2 --head-cpus 0
 
 Agents have a long common beginning and add short results of tools; chats begin each in their own
 way and have longer answers. Half a dozen of them speak at a time, each turn with all that was said.
@@ -15,15 +15,19 @@ import asyncio
 import itertools
 import json
 import os
+import queue
 import random
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -42,6 +46,7 @@ from vllm.ray_serve import FleetArgs
 from vllm.ray_serve.application import build
 from vllm.v1.engine.launch import DEFAULT_CORE_FACTORY
 
+T = TypeVar("T")
 TOOLS = (
     "You may search the archive, read a file of the harbour, and write down what you found. " * 10
 )
@@ -49,6 +54,7 @@ WORDS = ["ship", "crane", "letter", "number", "harbour", "archive", "code", "gat
 PROCESS_FAULTS = ("core dies", "actor dies", "core freezes", "actor freezes", "node dies")
 PAUSES = ("core pauses", "actor pauses", "client leaves")
 _HANGS_S = 180.0
+_NODE_CPUS = 4
 _FLAGS = "--block-size 32 --enable-prompt-tokens-details --max-num-seqs 8 --max-model-len 4096"
 
 
@@ -153,8 +159,10 @@ class Injector:
     Owns: what was done, who is paused.
     """
 
-    def __init__(self, cluster: Any, speakers: Speakers, fleet: "Fleet", args: argparse.Namespace):
-        self._cluster, self._speakers, self._folder = cluster, speakers, fleet.folder
+    def __init__(
+        self, nodes: "Nodes", speakers: Speakers, fleet: "Fleet", args: argparse.Namespace
+    ) -> None:
+        self._nodes, self._speakers, self._folder = nodes, speakers, fleet.folder
         self._replicas = fleet.replicas
         self._deaths_left = args.deaths
         self._rng = random.Random(args.seed + 1000)
@@ -239,11 +247,7 @@ class Injector:
     async def _strike(self, kind: str, core: psutil.Process) -> None:
         victim = core if kind.startswith("core") else core.parent() or core
         if kind == "node dies":
-            node = next(iter(self._cluster.worker_nodes))
-            # In a thread, as each takes seconds: clients go on meanwhile.
-            await asyncio.to_thread(self._cluster.remove_node, node, allow_graceful=False)
-            await asyncio.sleep(1)
-            await asyncio.to_thread(add_node, self._cluster)
+            await self._nodes.replace(self._rng.randrange(1000))
         elif kind.endswith("dies"):
             victim.send_signal(signal.SIGKILL)
         else:
@@ -256,22 +260,66 @@ class Injector:
                 await asyncio.sleep(1)
 
 
-NODE: dict[str, Any] = {
-    "num_cpus": 4,
-    "object_store_memory": 80 << 20,
-    "node_ip_address": "127.0.0.1",
-}
+class Nodes:
+    """Those beside the head, which can die and come back.
 
+    Ray starts nodes in a process's main thread alone, and it takes seconds: that thread does
+    nothing else while another one drives clients.
 
-def add_node(cluster: Any) -> None:
-    """Start a node; again where it does not come up within Ray's own 30 s on a busy machine."""
-    for tries_left in (3, 2, 1, 0):
-        try:
-            cluster.add_node(**NODE)
-            return
-        except Exception:  # Ray has no class for it
-            if not tries_left:
-                raise
+    Args:
+        cluster: They are part of.
+        count: How many.
+
+    Owns: what the main thread shall do.
+    """
+
+    def __init__(self, cluster: Any, count: int) -> None:
+        self._cluster = cluster
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None]
+        self._jobs = queue.SimpleQueue()
+        for _ in range(count):
+            self._add()
+
+    def _add(self) -> None:
+        """Start one; again where it does not come up within Ray's own 30 s on a busy machine."""
+        for tries_left in (3, 2, 1, 0):
+            try:
+                self._cluster.add_node(
+                    num_cpus=_NODE_CPUS,
+                    object_store_memory=80 << 20,
+                    node_ip_address="127.0.0.1",
+                )
+                return
+            except Exception:  # Ray has no class for it
+                if not tries_left:
+                    raise
+
+    def _replace(self, number: int) -> None:
+        nodes = list(self._cluster.worker_nodes)
+        self._cluster.remove_node(nodes[number % len(nodes)], allow_graceful=False)
+        time.sleep(1)
+        self._add()
+
+    async def replace(self, number: int) -> None:
+        """Let one die, and start another."""
+        done: Future[None] = Future()
+        self._jobs.put((partial(self._replace, number), done))
+        await asyncio.wrap_future(done)
+
+    def work_while(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in a thread, and what it wants of nodes here."""
+        with ThreadPoolExecutor(1) as pool:
+            result = pool.submit(asyncio.run, work())
+            result.add_done_callback(lambda _: self._jobs.put(None))
+            while (job := self._jobs.get()) is not None:
+                do, done = job
+                try:
+                    do()
+                except BaseException as error:
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
+            return result.result()
 
 
 class Judge:
@@ -329,7 +377,7 @@ def describe(turns: list[Turn]) -> dict[str, Any]:
     }
 
 
-async def drive(args: argparse.Namespace, cluster: Any, fleet: "Fleet") -> dict[str, Any]:
+async def drive(args: argparse.Namespace, nodes: Nodes, fleet: "Fleet") -> dict[str, Any]:
     """Run the load and the faults; returns what was seen."""
     speakers = Speakers(fleet.url, args.seed, args.pause)
     report: dict[str, Any] = {}
@@ -341,7 +389,7 @@ async def drive(args: argparse.Namespace, cluster: Any, fleet: "Fleet") -> dict[
             asyncio.create_task(speakers.speak(client, requests)) for _ in range(args.speakers)
         ]
         if args.faults:
-            injector = Injector(cluster, speakers, fleet, args)
+            injector = Injector(nodes, speakers, fleet, args)
             await injector.run(args.faults, args.seconds)
             report["faults"] = dict(injector.done)
         else:
@@ -393,6 +441,10 @@ def main() -> None:
         "--deaths", type=int, default=sys.maxsize, help="of processes and nodes, at most"
     )
     parser.add_argument("--seconds", type=float, default=0, help="at most; 0: as long as it takes")
+    parser.add_argument("--nodes", type=int, default=1, help="beside the head, of 4 CPUs by name")
+    parser.add_argument(
+        "--head-cpus", type=int, default=4, help="by name; 0: replicas only on other nodes"
+    )
     parser.add_argument("--speakers", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
@@ -400,7 +452,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.environ[FOLDER] = name
         os.environ["VLLM_ENGINE_HEARTBEAT_TIMEOUT"] = "8"
-        with ray_cluster(NODE["num_cpus"]) as cluster:
+        with ray_cluster(args.head_cpus) as cluster:
+            nodes = Nodes(cluster, args.nodes)
             ray.init(cluster.address, log_to_driver=False, logging_level="error")
             judge = Judge()
             port = free_port()
@@ -412,7 +465,7 @@ def main() -> None:
                 application = build(fleet_args, DEFAULT_CORE_FACTORY, FaultyReplica)
                 serve.run(application, name="fleet", route_prefix="/")
                 fleet = Fleet(f"http://127.0.0.1:{port}", replicas, Path(name), judge)
-                report = asyncio.run(drive(args, cluster, fleet))
+                report = nodes.work_while(partial(drive, args, nodes, fleet))
                 report = {"replicas": replicas, "pool_mib": mib, **report}
                 report["seconds"] = round(time.monotonic() - began)
                 print(json.dumps(report), flush=True)

@@ -27,6 +27,7 @@ from tests.model_executor.models.harness import PagedHarness
 from vllm.assets.deepseek_v4_tensors import tensor_specs
 from vllm.assets.make_deepseek_v4 import CONFIG
 from vllm.assets.published_spelling import Spelling, write_config, write_shards
+from vllm.model_executor.layers.quantization import ExpertsSpec, MatrixSpec
 from vllm.model_executor.layers.quantization.storages import PlainRows
 from vllm.model_executor.layers.quantization.stored_matrix import (
     StoredExpert,
@@ -173,21 +174,17 @@ class MappedTwin:
         self.taken.add(f"{name}.weight")
         return PlainRows(self.tensors[f"{name}.weight"])
 
-    def make_matrix(
-        self, name: str, in_size: int, out_size: int, num_groups: int, *_: Any
-    ) -> StoredMatrix:
-        return StoredMatrix(name, self._rows(name), num_groups, get_reference_op)
+    def make_matrix(self, spec: MatrixSpec) -> StoredMatrix:
+        return StoredMatrix(spec.name, self._rows(spec.name), spec.num_groups, get_reference_op)
 
-    def make_experts(
-        self, prefix: str, num_experts: int, hidden: int, inner: int, limit: float, *_: Any
-    ) -> StoredExperts:
+    def make_experts(self, spec: ExpertsSpec) -> StoredExperts:
         def expert(name: str) -> StoredExpert:
             return StoredExpert(*(self._rows(f"{name}.{leaf}") for leaf in ("w1", "w3", "w2")))
 
-        routed = [expert(f"{prefix}experts.{index}") for index in range(num_experts)]
-        return StoredExperts(
-            prefix, routed, expert(f"{prefix}shared_experts"), limit, get_reference_op
-        )
+        prefix = spec.prefix
+        routed = [expert(f"{prefix}experts.{index}") for index in range(spec.num_experts)]
+        shared = expert(f"{prefix}shared_experts")
+        return StoredExperts(prefix, routed, shared, spec.limit, get_reference_op)
 
     def has_part(self, prefix: str) -> bool:
         return True

@@ -155,7 +155,7 @@ def serving(folder: Path, flags: Sequence[str], replicas: int) -> Iterator[str]:
         with ServerProcess(folder / "log", *flags, environment=environment) as server:
             yield server.url
         return
-    with ray_cluster(4) as cluster:
+    with ray_cluster(4, 4) as cluster:
         ray.init(cluster.address, log_to_driver=False, logging_level="error")
         port = free_port()
         start_serve(port)

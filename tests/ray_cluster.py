@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, on the loopback interface alone."""
+"""A Ray cluster on this machine, on the loopback interface alone."""
 
 import contextlib
 import socket
@@ -33,8 +33,8 @@ _SETTINGS = {
 
 
 @contextmanager
-def ray_cluster(num_cpus: int = 2) -> Iterator[Any]:
-    """Start two nodes of so many CPUs by name; yields the cluster, which ends with the block.
+def ray_cluster(*num_cpus: int) -> Iterator[Any]:
+    """Start nodes of so many CPUs by name; yields the cluster, which ends with the block.
 
     This process is no driver yet: ``ray.init(cluster.address)`` makes it one.
     """
@@ -45,13 +45,14 @@ def ray_cluster(num_cpus: int = 2) -> Iterator[Any]:
         from ray.cluster_utils import Cluster
 
         node = {
-            "num_cpus": num_cpus,
             "object_store_memory": 80 * _MIB,
             "node_ip_address": "127.0.0.1",
         }
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        head = {**node, "num_cpus": num_cpus[0], "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
-            cluster.add_node(**node)
+            for count in num_cpus[1:]:
+                cluster.add_node(**node, num_cpus=count)
             patch.setenv("RAY_ADDRESS", cluster.address)
             yield cluster
         finally:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     VLLM_BATCH_INVARIANT: bool
     VLLM_CUDA_REFERENCE: bool
     VLLM_ENGINE_HEARTBEAT_TIMEOUT: float
+    VLLM_RAY_ROOM_TIMEOUT: float
     VLLM_API_KEY: str | None
     VLLM_SERVER_DEV_MODE: bool
     VLLM_WARM_GRAMMARS: bool
@@ -166,6 +167,8 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_ENGINE_HEARTBEAT_TIMEOUT": lambda: _number(
         "VLLM_ENGINE_HEARTBEAT_TIMEOUT", 30.0, float, 0.5
     ),
+    # How long cores and workers wait for room on a Ray cluster that no autoscaler enlarges.
+    "VLLM_RAY_ROOM_TIMEOUT": lambda: _number("VLLM_RAY_ROOM_TIMEOUT", 60.0, float, 0),
     "VLLM_API_KEY": lambda: os.environ.get("VLLM_API_KEY") or None,
     # Whether routes exist that an open server must not have (reset_prefix_cache, server_info).
     "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE", False),

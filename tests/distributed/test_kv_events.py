@@ -310,6 +310,15 @@ class TestZmq:
         assert caplog.text.count("is full") == 1
         w.publisher._closed = True
 
+    def test_after_a_failure_nothing_is_queued_and_nothing_more_is_said(self, wire, caplog):
+        w = wire(max_queue_size=1)
+        w.publisher.publish(KVEventBatch(0.0, [object()]))  # cannot be encoded
+        w.publisher._thread.join(60)
+        w.publish(1, 2, 3)
+        assert caplog.text.count("no more events are published") == 1
+        assert "is full" not in caplog.text
+        w.publisher.shutdown()
+
     def test_a_dropped_batch_takes_its_number_with_it(self, wire):
         """That is how subscribers learn of it."""
         w = wire(max_queue_size=1)

@@ -26,7 +26,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     """Two nodes of three CPUs by name, and this process as a driver."""
-    with ray_cluster(num_cpus=3) as cluster:
+    with ray_cluster(3, 3) as cluster:
         import ray
 
         ray.init(cluster.address, log_to_driver=False, logging_level="error")

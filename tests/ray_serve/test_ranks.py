@@ -107,6 +107,10 @@ def test_ranks_that_all_wait_are_given_up(ray: Any) -> None:
 
 
 def test_a_cluster_without_room_is_refused(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_ranks, "_ROOM_TIMEOUT_S", 0.5)
-    with pytest.raises(ConfigError, match="no room for 64 workers with"):
+    monkeypatch.setenv("VLLM_RAY_ROOM_TIMEOUT", "0.5")
+    message = (
+        r"no room for 64 workers: it takes 64 x \[CPU: 1\].* have 2 x \[CPU: 3\].* or lower "
+        "--tensor-parallel-size"
+    )
+    with pytest.raises(ConfigError, match=message):
         start(ray, num_ranks=64)

@@ -13,7 +13,6 @@ from tests.v1.engine.test_core import request
 from vllm import LLM, SamplingParams
 from vllm.config.parallel import ParallelConfig
 from vllm.exceptions import ConfigError
-from vllm.v1.engine.data_parallel import ray_core
 from vllm.v1.engine.data_parallel.ray_core import RayProcess
 from vllm.v1.engine.process_client import ProcessCore
 from vllm.v1.engine.wire import AddRequest, StepOutputs
@@ -118,6 +117,7 @@ def test_a_core_serves_stops_and_ends_with_its_actor(cluster: Any, config: Any) 
 def test_a_cluster_without_room_is_told(
     cluster: Any, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_core, "_ROOM_TIMEOUT_S", 1.0)
-    with pytest.raises(ConfigError, match="no room for engine core 0 with 64 workers"):
+    monkeypatch.setenv("VLLM_RAY_ROOM_TIMEOUT", "1")
+    message = r"no room for engine core 0 of 2 with 64 workers: it takes 1 x \[CPU: 64\]"
+    with pytest.raises(ConfigError, match=message):
         launch(config(), tensor_parallel_size=64)

@@ -49,6 +49,7 @@ class ModelConfig:
         served_model_names: Names clients may use; the first is canonical.
         hf_config: The checkpoint's config.json, as read.
         generation_config: The checkpoint's generation_config.json, or empty.
+        placeholder_ids: Token ids that stand for images and the like, which prompts cannot have.
         max_model_len: Longest prompt + answer in tokens.
         original_max_model_len: What the user passed: None when nothing, -1 for "what fits".
     """
@@ -87,6 +88,7 @@ class ModelConfig:
     served_model_names: tuple[str, ...] = ()
     hf_config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
+    placeholder_ids: tuple[int, ...] = ()
     max_logprobs: int = option(
         20,
         "Most a request may ask for; -1: all.",

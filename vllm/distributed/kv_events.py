@@ -236,6 +236,7 @@ class ZmqEventPublisher(EventPublisher):
         self._num_dropped = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._closed = False
+        self._has_failed = False
         # Opened here, so that a taken address is an error at start-up and not in a thread.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._pub = self._open(zmq.PUB, offset_endpoint_port(config.endpoint, data_parallel_rank))
@@ -272,6 +273,9 @@ class ZmqEventPublisher(EventPublisher):
         """
         if self._closed:
             raise RuntimeError("The KV event publisher is shut down.")
+        if self._has_failed:
+            # That was said; a queue that nobody empties would ask for a longer one, for ever.
+            return
         if batch.data_parallel_rank is None:
             batch.data_parallel_rank = self._data_parallel_rank
         number = self._next_number
@@ -304,8 +308,8 @@ class ZmqEventPublisher(EventPublisher):
         try:
             while self._step():
                 pass
-        except Exception:
-            # Edge of a thread: nobody above could log it.
+        except Exception:  # a thread's edge: nobody above could log it, and steps go on
+            self._has_failed = True
             logger.exception("The KV event publisher stopped; no more events are published.")
         finally:
             self._pub.close()

@@ -9,16 +9,21 @@ from ray.serve.schema import LoggingConfig
 
 from vllm import platforms
 from vllm.config import VllmConfig
-from vllm.ray_serve.arguments import FleetArgs
+from vllm.exceptions import VllmError
+from vllm.ray_serve.arguments import FleetArgs, FleetArgumentError
 from vllm.ray_serve.ingress import Ingress
 from vllm.ray_serve.replica import EngineReplica
 from vllm.ray_serve.request_router import FleetRequestRouter
+from vllm.ray_serve.room import await_machines
+from vllm.utils.ray_room import Asked, needs_of
 from vllm.v1.engine.launch import DEFAULT_CORE_FACTORY
 
 # Requests wait in the cores' own queues, by their own rules; Serve shall never hold one back.
 _MAX_ONGOING = 100_000
 _HEALTH_PERIOD_S = 2.0
 _HEALTH_TIMEOUT_S = 10.0
+# Ray gives its first machine one of these.
+_INGRESS_ON: dict[str, dict[str, float]] = {"head": {"node:__internal_head__": 0.001}, "any": {}}
 
 
 def app(args: FleetArgs) -> Any:
@@ -28,14 +33,19 @@ def app(args: FleetArgs) -> Any:
         args: Checked; Serve makes them of the names and values.
 
     Raises:
-        ConfigError: The model or a flag is wrong.
+        FleetArgumentError: The model or a flag is wrong, or the cluster too small.
     """
-    return build(args, DEFAULT_CORE_FACTORY)
+    try:
+        return build(args, DEFAULT_CORE_FACTORY)
+    except VllmError as error:
+        raise FleetArgumentError(str(error)) from error
 
 
 def build(args: FleetArgs, core_factory: str, replica: type[EngineReplica] = EngineReplica) -> Any:
     """Return the application with engine cores, and replicas around them, of a kind."""
     config, server = args.prepare()
+    asked = _ask_for(args, config)
+    await_machines(asked)
     fleet = secrets.token_hex(8)
     engines = serve.deployment(replica).options(
         name="engines",
@@ -49,36 +59,53 @@ def build(args: FleetArgs, core_factory: str, replica: type[EngineReplica] = Eng
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=args.drain_timeout_s,
         graceful_shutdown_wait_loop_s=1.0,
-        **_resources(args, config),
+        ray_actor_options=_make_options(asked),
         **_number(args),
     )
     ingress = serve.deployment(serve.ingress()(Ingress)).options(
         name="ingress",
         num_replicas=args.ingress_replicas,
         max_ongoing_requests=_MAX_ONGOING,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": _INGRESS_ON[args.ingress_on]},
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=server.shutdown_timeout_s + _HEALTH_TIMEOUT_S,
     )
     return ingress.bind(
-        engines.bind(config, core_factory, fleet), config, server, fleet, 1 / args.ingress_replicas
+        engines.bind(config, core_factory, fleet),
+        config,
+        server,
+        fleet,
+        asked,
+        1 / args.ingress_replicas,
     )
 
 
-def _resources(args: FleetArgs, config: VllmConfig) -> dict[str, Any]:
-    """Return what a replica takes: its actor stands for all its workers, which it starts itself.
+def _ask_for(args: FleetArgs, config: VllmConfig) -> Asked:
+    """Return what replicas take: a replica's actor stands for all its workers, which it starts.
 
     An actor is on one machine, so the workers are; and Ray shows it the devices of all of them.
     """
     num_workers = config.parallel_config.world_size
-    options: dict[str, Any] = {"num_cpus": args.num_cpus * num_workers}
-    key = platforms.current_platform.ray_device_key
-    if key == "GPU":
-        options["num_gpus"] = num_workers
-    elif key not in ("", "CPU"):
-        options["resources"] = {key: num_workers}
-    return {"ray_actor_options": options}
+    needs = needs_of(num_workers, platforms.current_platform.ray_device_key)
+    return Asked(
+        f"replicas={args.replicas} of the fleet, with num_cpus={args.num_cpus:g} for each of "
+        f"{num_workers} workers",
+        {**needs, "CPU": args.num_cpus * num_workers},
+        args.replicas,
+        "ask for fewer replicas (with max_replicas=N their number grows later) or a smaller "
+        "num_cpus",
+    )
+
+
+def _make_options(asked: Asked) -> dict[str, Any]:
+    """Return Ray's options of an actor that takes so much."""
+    named = {"CPU": "num_cpus", "GPU": "num_gpus"}
+    options: dict[str, Any] = {
+        named[key]: amount for key, amount in asked.each.items() if key in named
+    }
+    others = {key: amount for key, amount in asked.each.items() if key not in named}
+    return {**options, "resources": others} if others else options
 
 
 def _number(args: FleetArgs) -> dict[str, Any]:

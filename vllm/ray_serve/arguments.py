@@ -1,10 +1,14 @@
 """What a fleet is told."""
 
+import difflib
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, Literal, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import click
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from vllm.config import VllmConfig
 from vllm.config.parallel import MAX_DATA_PARALLEL_SIZE, ParallelConfig
@@ -36,6 +40,21 @@ class _FlagsParser(FlexibleArgumentParser):
         raise ConfigError("flags: --help is not one of them: `vllm serve --help` explains them.")
 
 
+class FleetArgumentError(ConfigError, click.ClickException):
+    """An argument of the application is wrong.
+
+    One of click's, too: ``serve run`` is a command of click's, which then prints the message and
+    ends with status 1, where it would show a traceback of Ray's own.
+
+    Args:
+        message: Names the value, the limit and what to do.
+    """
+
+    def __init__(self, message: str) -> None:
+        # The first one's base class does not go on to the second.
+        click.ClickException.__init__(self, message)
+
+
 class FleetArgs(BaseModel):
     """Arguments of the application, as ``serve run vllm.ray_serve:app name=value ...``.
 
@@ -50,9 +69,12 @@ class FleetArgs(BaseModel):
         num_cpus: Of the cluster's CPUs, for each worker of a replica.
         drain_timeout_s: How long a replica that goes may finish what it has.
         ingress_replicas: Processes that answer HTTP.
+        ingress_on: Where they run: on the "head", which nothing in the cluster outlives, or on
+            "any" machine, which takes the streams of all replicas along when it dies.
 
     Raises:
-        pydantic.ValidationError: An argument is unknown, of another type or out of its limits.
+        pydantic.ValidationError: An argument is out of its limits; what ``serve run`` is given is
+            checked by ``model_validate``, which raises FleetArgumentError.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -67,6 +89,20 @@ class FleetArgs(BaseModel):
     num_cpus: float = Field(1.0, ge=0)
     drain_timeout_s: float = Field(600.0, ge=0)
     ingress_replicas: int = Field(1, ge=1)
+    ingress_on: Literal["head", "any"] = "head"
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Make them of names and values, as Serve does.
+
+        Raises:
+            FleetArgumentError: An argument is unknown, of another type or out of its limits.
+        """
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            told = (_describe(fault, cls.model_fields) for fault in error.errors())
+            raise FleetArgumentError("; ".join(told)) from error
 
     @model_validator(mode="after")
     def _check_order(self) -> "FleetArgs":
@@ -122,6 +158,17 @@ class FleetArgs(BaseModel):
             cores_see_all_devices=False,
         )
         return agree_on_hashes(replace(config, parallel_config=places)), server
+
+
+def _describe(fault: ErrorDetails, known: Iterable[str]) -> str:
+    """Return what is wrong with an argument, in a sentence."""
+    name = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        (meant,) = difflib.get_close_matches(name, known, 1) or [""]
+        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known)}."
+        return f"there is no argument {name}={fault['input']!r}: {hint}"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{name}={fault['input']!r}: {message}" if name else message
 
 
 def _refuse_unfit(config: VllmConfig, server: ServerArgs) -> None:

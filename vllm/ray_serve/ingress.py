@@ -1,6 +1,9 @@
 """The HTTP side of a fleet: the server's application, with all its routes, over all replicas."""
 
+from functools import partial
 from typing import Any
+
+import ray
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.app import build_app
@@ -11,6 +14,8 @@ from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger, setup_logging
 from vllm.ray_serve.cores import FleetCores
 from vllm.ray_serve.placement import open_fleet
+from vllm.ray_serve.room import is_placed, start_with_room
+from vllm.utils.ray_room import Asked, RoomWatch
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.prometheus import add_process_metrics
 from vllm.v1.metrics.prometheus_sink import SharedRegistry
@@ -28,6 +33,7 @@ class Ingress:
         config: Of all replicas.
         args: The server's.
         fleet: Name by which Serve's request router finds the fleet.
+        asked: What the replicas take of the cluster.
         tenant_share: The part of tenants' limits that holds here.
     """
 
@@ -37,6 +43,7 @@ class Ingress:
         config: VllmConfig,
         args: ServerArgs,
         fleet: str,
+        asked: Asked,
         tenant_share: float = 1.0,
     ) -> None:
         observability = config.observability_config
@@ -53,7 +60,9 @@ class Ingress:
         finish = start_context(config, args, self._state)
         places = open_fleet(fleet, config.parallel_config.data_parallel_size)
         cores = FleetCores(config, engines, places)
-        await cores.start()
+        deployment, app = engines.deployment_name, engines.app_name
+        watch = RoomWatch(ray, asked, partial(is_placed, app, deployment))
+        await start_with_room(cores.start(), watch)
         ready = cores.wait_ready()
         sinks = make_stat_sinks(config, registry, ready)
         self._engine = AsyncLLM(

@@ -1,12 +1,14 @@
 """From a ModelSlim description to the storages of a model's matrices."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization import ExpertsSpec, MatrixSpec
 from vllm.model_executor.model_loader.checkpoint_files import name_some
 from vllm.model_executor.model_loader.shards import ELSEWHERE, ShardFinder, find_whole
 from vllm_ascend.quantization.description import QuantDescription, read_description
@@ -48,45 +50,29 @@ class ModelSlimQuantization:
         self._made: list[W8A8Matrix | W8A8GroupedMatrix | W8A8Experts] = []
         self._asked: set[str] = set()
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> W8A8Matrix | W8A8GroupedMatrix | None:
+    def make_matrix(self, spec: MatrixSpec) -> W8A8Matrix | W8A8GroupedMatrix | None:
         """See ``WeightQuantization``."""
-        self._asked.add(name)
-        if not self._description.is_quantised(name):
+        self._asked.add(spec.name)
+        if not self._description.is_quantised(spec.name):
             return None
-        has_offset = self._description.has_offset(name)
+        has_offset = self._description.has_offset(spec.name)
         made: W8A8Matrix | W8A8GroupedMatrix
-        if num_groups > 1:
-            made = W8A8GroupedMatrix(name, in_size, out_size, num_groups, dtype, device, has_offset)
+        if spec.num_groups > 1:
+            made = W8A8GroupedMatrix(spec, has_offset)
         else:
-            made = W8A8Matrix(name, in_size, out_size, dtype, device, has_offset)
+            made = W8A8Matrix(spec, has_offset)
         self._made.append(made)
         return made
 
     def find_row_decoder(self, name: str, width: int) -> None:
         """See ``WeightQuantization``: tables are plain."""
 
-    def make_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> W8A8Experts | None:
+    def make_experts(self, spec: ExpertsSpec) -> W8A8Experts | None:
         """See ``WeightQuantization``."""
+        prefix = spec.prefix
         routed_names = [
             f"{prefix}experts.{expert}.{leaf}"
-            for expert in range(num_experts)
+            for expert in range(spec.num_experts)
             for leaf in _EXPERT_LEAVES
         ]
         shared_names = [f"{prefix}shared_experts.{leaf}" for leaf in _EXPERT_LEAVES]
@@ -101,15 +87,13 @@ class ModelSlimQuantization:
                 )
             return None
         # The grouped product of bf16 results takes bf16 scales, that of others fp32 ones.
-        group_scales = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        routed = GatedMatrices(
-            num_experts, hidden_size, inner_size, limit, dtype, group_scales, device
-        )
+        group_scales = torch.bfloat16 if spec.dtype == torch.bfloat16 else torch.float32
+        routed = GatedMatrices(spec, group_scales)
         shared: GatedMatrices | PlainGatedMatrices
         if is_shared_quantised:
-            shared = GatedMatrices(1, hidden_size, inner_size, limit, dtype, torch.float32, device)
+            shared = GatedMatrices(replace(spec, num_experts=1), torch.float32)
         else:
-            shared = PlainGatedMatrices(hidden_size, inner_size, limit, dtype, device)
+            shared = PlainGatedMatrices(spec)
         made = W8A8Experts(
             routed,
             shared,

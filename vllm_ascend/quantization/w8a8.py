@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization import ExpertsSpec, MatrixSpec
 from vllm.v1.attention.ops.stored import RowSource
 from vllm_ascend.ops.dtype_codes import code_of
 from vllm_ascend.ops.experts import clamped_swiglu, grouped_product, route, unroute
@@ -103,17 +104,9 @@ class W8A8Matrix:
 
     row_source: RowSource | None = None
 
-    def __init__(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        has_offset: bool,
-    ) -> None:
-        self._name, self._has_offset, self._dtype = name, has_offset, dtype
-        self._stack = Int8Stack(1, in_size, out_size, torch.float32, device)
+    def __init__(self, spec: MatrixSpec, has_offset: bool) -> None:
+        self._name, self._has_offset, self._dtype = spec.name, has_offset, spec.dtype
+        self._stack = Int8Stack(1, spec.in_size, spec.out_size, torch.float32, spec.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [T, in] to [T, out]."""
@@ -153,20 +146,12 @@ class W8A8GroupedMatrix:
 
     row_source: RowSource | None = None
 
-    def __init__(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        has_offset: bool,
-    ) -> None:
-        self._name, self._num_groups, self._dtype = name, num_groups, dtype
-        self._weight = torch.empty((out_size, in_size), dtype=torch.int8, device=device)
-        self._scale = torch.empty(out_size, device=device)
-        self._offset = torch.zeros(out_size, device=device) if has_offset else None
+    def __init__(self, spec: MatrixSpec, has_offset: bool) -> None:
+        self._name, self._num_groups, self._dtype = spec.name, spec.num_groups, spec.dtype
+        size, device = (spec.out_size, spec.in_size), spec.device
+        self._weight = torch.empty(size, dtype=torch.int8, device=device)
+        self._scale = torch.empty(spec.out_size, device=device)
+        self._offset = torch.zeros(spec.out_size, device=device) if has_offset else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Refuse: ``W8A8Matrix`` does it."""
@@ -223,29 +208,16 @@ class GatedMatrices:
     """The gate, up and down matrices of E experts.
 
     Args:
-        num_experts: E.
-        hidden_size: D.
-        inner_size: M.
-        limit: Clamp of gate and up.
-        dtype: Type of the activations.
+        spec: The experts: E of them, over D inputs, with M values between their matrices.
         scale_dtype: Type of the weights' scales.
-        device: Where they live.
     """
 
-    def __init__(
-        self,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        scale_dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._inner_size, self._limit, self._dtype = inner_size, limit, dtype
-        self.num_experts = num_experts
-        self._gate_up = Int8Stack(num_experts, hidden_size, 2 * inner_size, scale_dtype, device)
-        self._down = Int8Stack(num_experts, inner_size, hidden_size, scale_dtype, device)
+    def __init__(self, spec: ExpertsSpec, scale_dtype: torch.dtype) -> None:
+        hidden, inner = spec.hidden_size, spec.inner_size
+        self._inner_size, self._limit, self._dtype = inner, spec.limit, spec.dtype
+        self.num_experts = spec.num_experts
+        self._gate_up = Int8Stack(spec.num_experts, hidden, 2 * inner, scale_dtype, spec.device)
+        self._down = Int8Stack(spec.num_experts, inner, hidden, scale_dtype, spec.device)
 
     def map_rows(
         self, rows: torch.Tensor, row_scales: torch.Tensor, counts: torch.Tensor
@@ -296,17 +268,11 @@ class GatedMatrices:
 class PlainGatedMatrices:
     """A shared expert that was left unquantised."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._limit = limit
-        self._gate_up = torch.empty((2 * inner_size, hidden_size), dtype=dtype, device=device)
-        self._down = torch.empty((hidden_size, inner_size), dtype=dtype, device=device)
+    def __init__(self, spec: ExpertsSpec) -> None:
+        hidden, inner = spec.hidden_size, spec.inner_size
+        self._limit = spec.limit
+        self._gate_up = torch.empty((2 * inner, hidden), dtype=spec.dtype, device=spec.device)
+        self._down = torch.empty((hidden, inner), dtype=spec.dtype, device=spec.device)
 
     def map_all(self, x: torch.Tensor) -> torch.Tensor:
         """Map [T, D] to [T, D]."""

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from vllm.model_executor.layers.quantization import ExpertsSpec, MatrixSpec
+
 
 def round_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns whole numbers -127 .. 127 and the step between them, per row."""
@@ -89,28 +91,13 @@ class PlainW8A8:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> PlainMatrix | None:
-        return PlainMatrix(in_size, out_size, num_groups) if name in self._names else None
+    def make_matrix(self, spec: MatrixSpec) -> PlainMatrix | None:
+        if spec.name not in self._names:
+            return None
+        return PlainMatrix(spec.in_size, spec.out_size, spec.num_groups)
 
-    def make_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> PlainExperts:
-        return PlainExperts(num_experts, hidden_size, inner_size, limit)
+    def make_experts(self, spec: ExpertsSpec) -> PlainExperts:
+        return PlainExperts(spec.num_experts, spec.hidden_size, spec.inner_size, spec.limit)
 
     def has_part(self, prefix: str) -> bool:
         return True

@@ -11,7 +11,7 @@ from tests.ascend.quantization.modelslim_files import quantise_checkpoint
 from tests.ascend.quantization.plain_w8a8 import PlainW8A8
 from tests.model_executor.models.harness import build_model, run_with_mtp
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError
-from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.model_executor.layers.quantization import ExpertsSpec, WeightQuantization
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
@@ -25,6 +25,8 @@ from vllm_ascend.quantization.description import (
 from vllm_ascend.quantization.modelslim import ModelSlimQuantization, find_quantization
 
 pytestmark = pytest.mark.slow
+
+_EXPERTS = ExpertsSpec("p.", 2, 8, 8, 1.0, torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +134,8 @@ def test_half_quantised_experts_are_refused() -> None:
     names = ["p.experts.0.w1", "p.experts.0.w2", "p.experts.0.w3", "p.experts.1.w1"]
     raw = {f"{n}.{s}": "W8A8_DYNAMIC" for n in names for s in ("weight", "weight_scale")}
     quantisation = ModelSlimQuantization(parse_description(raw, "d.json"))
-    arguments = (2, 8, 8, 1.0, torch.float32, torch.device("cpu"))
     with pytest.raises(UnsupportedFeatureError, match=r"but not p\.experts\.1\.w2"):
-        quantisation.make_experts("p.", *arguments)
+        quantisation.make_experts(_EXPERTS)
 
 
 def test_only_the_shared_expert_quantised_is_refused() -> None:
@@ -144,6 +145,5 @@ def test_only_the_shared_expert_quantised_is_refused() -> None:
         for s in ("weight", "weight_scale")
     }
     quantisation = ModelSlimQuantization(parse_description(raw, "d.json"))
-    arguments = (2, 8, 8, 1.0, torch.float32, torch.device("cpu"))
     with pytest.raises(UnsupportedFeatureError, match="quantise both or neither"):
-        quantisation.make_experts("p.", *arguments)
+        quantisation.make_experts(_EXPERTS)

@@ -5,6 +5,7 @@ import torch
 
 from tests.ascend.quantization.modelslim_files import quantise_weight
 from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization import ExpertsSpec, MatrixSpec
 from vllm_ascend.quantization.description import parse_description
 from vllm_ascend.quantization.modelslim import ModelSlimQuantization
 
@@ -45,7 +46,7 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
 def test_matrix(dtype: torch.dtype, num_tokens: int, use_nz: bool) -> None:
     torch.manual_seed(num_tokens)
     quantisation = quantised("a.w", use_nz=use_nz)
-    matrix = quantisation.make_matrix("a.w", 40, 24, 1, dtype, CPU)
+    matrix = quantisation.make_matrix(MatrixSpec("a.w", 40, 24, dtype, CPU))
     assert matrix is not None
     weight = fill(matrix.slots("a.w"), "a.w", torch.randn(24, 40) / 6)
     quantisation.finish_loading()
@@ -62,7 +63,7 @@ def test_matrix(dtype: torch.dtype, num_tokens: int, use_nz: bool) -> None:
 def test_grouped_matrix(num_tokens: int) -> None:
     torch.manual_seed(0)
     quantisation = quantised("a.w")
-    matrix = quantisation.make_matrix("a.w", 16, 3 * 10, 3, torch.float32, CPU)
+    matrix = quantisation.make_matrix(MatrixSpec("a.w", 16, 3 * 10, torch.float32, CPU, 3))
     assert matrix is not None
     weight = fill(matrix.slots("a.w"), "a.w", torch.randn(30, 16)).view(3, 10, 16)
     quantisation.finish_loading()
@@ -87,7 +88,9 @@ def test_experts(dtype: torch.dtype, is_shared_quantised: bool) -> None:
     names = [f"p.experts.{e}" for e in range(num_experts)] + ["p.shared_experts"]
     quantised_names = names if is_shared_quantised else names[:-1]
     quantisation = quantised(*(f"{n}.w{i}" for n in quantised_names for i in (1, 2, 3)))
-    experts = quantisation.make_experts("p.", num_experts, hidden, inner, limit, dtype, CPU)
+    experts = quantisation.make_experts(
+        ExpertsSpec("p.", num_experts, hidden, inner, limit, dtype, CPU)
+    )
     assert experts is not None
     slots = experts.slots("p")
     meaning = {}
@@ -129,7 +132,7 @@ def test_experts(dtype: torch.dtype, is_shared_quantised: bool) -> None:
 
 def test_a_nonzero_offset_is_refused() -> None:
     quantisation = quantised("a.w")
-    matrix = quantisation.make_matrix("a.w", 4, 3, 1, torch.float32, CPU)
+    matrix = quantisation.make_matrix(MatrixSpec("a.w", 4, 3, torch.float32, CPU))
     assert matrix is not None
     fill(matrix.slots("a.w"), "a.w", torch.randn(3, 4))
     matrix.slots("a.w")["a.w.weight_offset"][1] = 3.0
@@ -139,7 +142,7 @@ def test_a_nonzero_offset_is_refused() -> None:
 
 def test_names_of_plain_matrices_have_no_storage() -> None:
     quantisation = quantised("a.w", with_offset=False)
-    assert quantisation.make_matrix("b.w", 4, 3, 1, torch.float32, CPU) is None
-    matrix = quantisation.make_matrix("a.w", 4, 3, 1, torch.float32, CPU)
+    assert quantisation.make_matrix(MatrixSpec("b.w", 4, 3, torch.float32, CPU)) is None
+    matrix = quantisation.make_matrix(MatrixSpec("a.w", 4, 3, torch.float32, CPU))
     assert matrix is not None
     assert set(matrix.slots("a.w")) == {"a.w.weight", "a.w.weight_scale"}

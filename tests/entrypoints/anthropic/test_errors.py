@@ -38,7 +38,7 @@ def test_an_error(cause: Exception, status: int, kind: str) -> None:
     body = ErrorResponse.model_validate_json(told[2])
     assert body.error.type == kind
     assert body.request_id == "req_1"
-    head, data, *rest = error_event(cause).decode().split("\n")
+    head, data, *rest = error_event(cause, described).decode().split("\n")
     assert (head, rest) == ("event: error", ["", ""])
     assert ErrorResponse.model_validate_json(data.removeprefix("data: ")).error.type == kind
 

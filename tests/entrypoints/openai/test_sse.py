@@ -19,7 +19,9 @@ def test_an_event_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("error", "code"), [(ShuttingDownError("over"), 503), (RuntimeError("bug"), 500)]
 )
-async def test_an_error_is_an_event_and_the_end_is_marked(error: Exception, code: int) -> None:
+async def test_an_error_is_an_event_and_the_end_is_marked(
+    error: Exception, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def events() -> AsyncIterator[bytes]:
         yield b"one"
         raise error
@@ -27,3 +29,4 @@ async def test_an_error_is_an_event_and_the_end_is_marked(error: Exception, code
     first, second, last = [event async for event in with_errors_as_events(events(), "r")]
     assert (first, last) == (b"one", DONE)
     assert json.loads(second.removeprefix(b"data: "))["error"]["code"] == code
+    assert caplog.text.count("Request r failed") == (code == 500)

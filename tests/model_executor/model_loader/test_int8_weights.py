@@ -19,6 +19,7 @@ from vllm import LLM
 from vllm.assets.published_spelling import Spelling
 from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
+from vllm.model_executor.layers.quantization import MatrixSpec
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.model_executor.layers.quantization.storages import StackedRows
@@ -60,7 +61,7 @@ def rounded(plain: tuple[Path, DeepseekV4ForCausalLM]) -> DeepseekV4ForCausalLM:
 
 
 def test_values_are_rounded_to_steps_of_their_row() -> None:
-    stored = make_rounding("w", 3, 4, torch.float32, torch.device("cpu"))
+    stored = make_rounding(MatrixSpec("w", 4, 3, torch.float32, torch.device("cpu")))
     slot = stored.slots("w")["w.weight"]
     slot.copy_(torch.tensor([[127.0, -63.6, 0.4, 0.0], [0, 0, 0, 0], [-2.54, 1.27, 0.02, 2.54]]))
     stored.check("w")
@@ -75,7 +76,7 @@ def test_values_are_rounded_to_steps_of_their_row() -> None:
 
 
 def test_what_is_no_number_is_refused() -> None:
-    stored = make_rounding("w", 1, 2, torch.float32, torch.device("cpu"))
+    stored = make_rounding(MatrixSpec("w", 2, 1, torch.float32, torch.device("cpu")))
     stored.slots("w")["w.weight"].copy_(torch.tensor([[1.0, float("inf")]]))
     with pytest.raises(CheckpointError, match=r"w\.weight holds a value that is no number"):
         stored.check("w")

@@ -26,6 +26,7 @@ from tests.model_executor.models.hf_reference import random_tokens
 from vllm import LLM
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
 from vllm.model_executor.layers.linear import ReplicatedLinear
+from vllm.model_executor.layers.quantization import MatrixSpec
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.model_loader.loader import (
     load_model_weights,
@@ -42,6 +43,7 @@ from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.attention.ops.stored import RowSource
 from vllm.v1.attention.ops.stored_products import parts_by_inputs
 
+CPU = torch.device("cpu")
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
 
@@ -77,7 +79,7 @@ def load_one(
         find_shard=lambda name: shard if name == "a.b.weight" else None,
     )
     rows, columns = weight.shape if shard is None else shard.cut_shape(weight.shape)
-    made = weights.make_matrix("a.b", columns, rows, 1, torch.float32, torch.device("cpu"))
+    made = weights.make_matrix(MatrixSpec("a.b", columns, rows, torch.float32, CPU))
     assert made is not None
     slots = made.slots("a.b")
     stored = load_file(folder / "model.safetensors")
@@ -151,7 +153,7 @@ def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> No
     described = read_quantization({"quantization_config": form.config()})
     assert described is not None
     weights = PackedWeights(read_stored_tensors(tmp_path), described)
-    made = weights.make_matrix("a.b", 8, 8, 1, torch.float32, torch.device("cpu"))
+    made = weights.make_matrix(MatrixSpec("a.b", 8, 8, torch.float32, CPU))
     assert made is not None
     assert made.row_source is not None
     for name, slot in made.slots("a.b").items():
@@ -267,7 +269,7 @@ def change_one(name: str, leaf: str, value: torch.Tensor, folder: Path, columns:
     described = read_quantization({"quantization_config": form.config()})
     assert described is not None
     weights = PackedWeights(read_stored_tensors(folder), described)
-    made = weights.make_matrix("a.b", columns, 8, 1, torch.float32, torch.device("cpu"))
+    made = weights.make_matrix(MatrixSpec("a.b", columns, 8, torch.float32, CPU))
     assert made is not None
     for slot_name, slot in made.slots("a.b").items():
         stored = tensors[slot_name.removeprefix("a.b.")]
@@ -375,7 +377,7 @@ def test_other_groups_than_the_config_says_are_refused(tmp_path: Path) -> None:
     assert described is not None
     save_file({f"a.b.{k}": v for k, v in tensors.items()}, tmp_path / "model.safetensors")
     weights = PackedWeights(read_stored_tensors(tmp_path), described)
-    made = weights.make_matrix("a.b", 32, 16, 1, torch.float32, torch.device("cpu"))
+    made = weights.make_matrix(MatrixSpec("a.b", 32, 16, torch.float32, CPU))
     assert made is not None
     for name, slot in made.slots("a.b").items():
         slot.copy_(tensors[name.removeprefix("a.b.")])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.model_executor.models.decoder.building import wrap_text
-from tests.model_executor.models.decoder.reference import qwen3, qwen3_5
+from tests.model_executor.models.decoder.reference import gemma4_small, qwen3, qwen3_5
 from vllm.config.vllm import VllmConfig
-from vllm.exceptions import ConfigError, UnsupportedModelError
+from vllm.exceptions import ConfigError, UnsupportedModelError, UserInputError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.registry import resolve_model
 from vllm.sampling_params import SamplingParams
@@ -234,6 +234,26 @@ def test_ends_of_answers_may_stand_in_the_text_part(tmp_path: Path) -> None:
     assert params is not None
     assert params.eos_token_id == 7
     assert params.stop_token_ids == [9]
+
+
+def test_placeholders_of_images_are_refused_in_prompts(tmp_path: Path) -> None:
+    """Gemma 4's wrappers have no embedding for them; the text part alone takes them for tokens."""
+    text = gemma4_small()
+    raw, _ = wrap_text(text, {}, "Gemma4ForConditionalGeneration", "gemma4", "model.")
+    args = EngineArgs(model=str(tmp_path), load_format="dummy", skip_tokenizer_init=True)
+
+    def process(config: dict[str, Any], *ids: int) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        processor = InputProcessor(args.create_vllm_config(), None)
+        prompt = processor.parse_prompt({"prompt_token_ids": list(ids)})
+        processor.process("r", prompt, SamplingParams())
+
+    raw |= {"image_token_id": 7, "video_token_id": 8, "audio_token_id": 9}
+    process(raw, 5, 6)
+    process(text, 7, 8, 9)
+    for placeholder in (7, 8, 9):
+        with pytest.raises(UserInputError, match=f"token id {placeholder}, in whose place"):
+            process(raw, 5, placeholder, 6)
 
 
 def test_a_foreign_architecture_is_refused_by_name(tmp_path: Path) -> None:

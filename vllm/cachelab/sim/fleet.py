@@ -21,7 +21,7 @@ from vllm.distributed.kv_events import NullEventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
 from vllm.v1.engine.data_parallel.router import RouterSettings
-from vllm.v1.engine.data_parallel.short_hash import shorten
+from vllm.v1.engine.data_parallel.short_hash import shorten_all
 from vllm.v1.engine.kv_cache_setup import describe_kv_cache
 from vllm.v1.engine.wire import CoreStatus
 from vllm.v1.messages import EngineCoreOutput, PrefillStats
@@ -260,7 +260,7 @@ class SimFleet:
             self._held.append(load)
             return
         request = load.request.make()
-        hashes = [shorten(block_hash) for block_hash in request.block_hashes]
+        hashes = shorten_all(request.block_hashes)
         name = load.request.request_id
         rank = self._balancer.route(name, hashes, load.request.num_prompt_tokens, load.session)
         self._open[name] = _Open(load, rank)

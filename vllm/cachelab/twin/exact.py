@@ -93,23 +93,26 @@ class ExactTwin:
     def feed(self, event: object) -> None:
         """Replay one event."""
         self._now_s = getattr(event, "time_us", 0) / 1e6
-        if isinstance(event, Step):
-            self._step(event)
-        elif isinstance(event, Added):
-            self._add(event)
-        elif isinstance(event, Aborted):
-            ids = [self._id_of(ending.number) for ending in event.ended]
-            self._scheduler.finish_requests(
-                [request_id for request_id in ids if request_id is not None],
-                RequestStatus.FINISHED_ABORTED,
-            )
-        elif isinstance(event, Reset):
-            self._scheduler.reset_prefix_cache(event.resets_running, event.resets_tiers)
-        elif isinstance(event, DiskSeen):
-            if self._tier is not None:
+        match event:
+            case Step():
+                self._step(event)
+            case Added():
+                self._add(event)
+            case Aborted():
+                self._abort(event)
+            case Reset():
+                self._scheduler.reset_prefix_cache(event.resets_running, event.resets_tiers)
+            case DiskSeen() if self._tier is not None:
                 self._tier.see(event)
-        elif isinstance(event, HeldSeen):
-            self._scheduler.held_prefixes(event.forgotten)
+            case HeldSeen():
+                self._scheduler.held_prefixes(event.forgotten)
+
+    def _abort(self, event: Aborted) -> None:
+        ids = [self._id_of(ending.number) for ending in event.ended]
+        self._scheduler.finish_requests(
+            [request_id for request_id in ids if request_id is not None],
+            RequestStatus.FINISHED_ABORTED,
+        )
 
     def _id_of(self, number: int) -> str | None:
         recorded = self._trace.requests.get(number)

@@ -222,24 +222,33 @@ def _lines(raw: bytes, bad: BadLines) -> Iterator[tuple[int, Event]]:
 
 def _take(trace: CacheTrace, event: Event, chains: _Chains) -> None:
     """Note what an event says of requests."""
-    if isinstance(event, Added):
-        hashes = chains.read(event.units)
-        request = RecordedRequest(event, hashes or [])
-        _take_tokens(request, event.units, trace.header.hash_unit, 1)
-        trace.requests[event.number] = request
-        trace.num_lost += hashes is None
-    elif isinstance(event, Step):
-        for number, cached in event.admitted:
-            if number in trace.requests:
-                trace.requests[number].cached_tokens = cached
-        for told in event.told:
-            if told.number in trace.requests:
-                trace.requests[told.number].told = told
-        _take_endings(trace, event.ended, chains, is_aborted=False)
-    elif isinstance(event, Aborted):
-        _take_endings(trace, event.ended, chains, is_aborted=True)
-    elif isinstance(event, Closed):
-        _take_endings(trace, event.alive, chains, is_aborted=True)
+    match event:
+        case Added():
+            _take_arrival(trace, event, chains)
+        case Step():
+            _take_step(trace, event)
+            _take_endings(trace, event.ended, chains, is_aborted=False)
+        case Aborted():
+            _take_endings(trace, event.ended, chains, is_aborted=True)
+        case Closed():
+            _take_endings(trace, event.alive, chains, is_aborted=True)
+
+
+def _take_arrival(trace: CacheTrace, event: Added, chains: _Chains) -> None:
+    hashes = chains.read(event.units)
+    request = RecordedRequest(event, hashes or [])
+    _take_tokens(request, event.units, trace.header.hash_unit, 1)
+    trace.requests[event.number] = request
+    trace.num_lost += hashes is None
+
+
+def _take_step(trace: CacheTrace, event: Step) -> None:
+    for number, cached in event.admitted:
+        if number in trace.requests:
+            trace.requests[number].cached_tokens = cached
+    for told in event.told:
+        if told.number in trace.requests:
+            trace.requests[told.number].told = told
 
 
 def _take_endings(

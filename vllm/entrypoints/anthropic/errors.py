@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from vllm.entrypoints.openai.errors import HttpError, describe_exception
+from vllm.entrypoints.openai.errors import HttpError
 from vllm.exceptions import ContextLengthError, QueueFullError, ThreadsUnsupportedError
 
 _ROOT = "/v1/messages"
@@ -70,10 +70,14 @@ def in_dialect_of(
     return status, headers, _encode(error, status, request_id, cause)
 
 
-def error_event(cause: BaseException) -> bytes:
-    """Return the event that ends a stream with an error."""
-    described = describe_exception(cause)
-    body = _encode(described, _status_of(described, cause), None, cause)
+def error_event(cause: BaseException, error: HttpError) -> bytes:
+    """Return the event that ends a stream with an error.
+
+    Args:
+        cause: What was raised.
+        error: As most routes tell it.
+    """
+    body = _encode(error, _status_of(error, cause), None, cause)
     return b"event: error\ndata: " + body + b"\n\n"
 
 

@@ -21,15 +21,12 @@ from vllm.entrypoints.anthropic.errors import REQUEST_ID_HEADER, error_event
 from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
-from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.errors import describe_late_exception
 from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.pipeline.answers import AnswerDelta
 from vllm.entrypoints.openai.pipeline.chat_task import prepare_chat
 from vllm.entrypoints.openai.pipeline.single_answer import SingleAnswer, prepare_answer
 from vllm.entrypoints.openai.request_scope import RequestScope, header_request_id, open_scope
-from vllm.logger import init_logger
-
-logger = init_logger(__name__)
 
 _NO_USAGE = MessageUsage(0, 0, 0, 0)
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -114,9 +111,7 @@ async def _sent_events(builder: MessageBuilder, answer: SingleAnswer) -> AsyncIt
         async for events in _events(builder, answer):
             yield _encode(events)
     except Exception as error:  # the edge of a response: nothing above could still answer
-        if describe_exception(error).status == 500:
-            logger.error("Message %s failed in mid-stream", builder.body.id, exc_info=error)
-        yield error_event(error)
+        yield error_event(error, describe_late_exception(error, f"Message {builder.body.id}"))
 
 
 def _stop_reason(delta: AnswerDelta) -> tuple[str, str | None]:

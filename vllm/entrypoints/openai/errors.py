@@ -35,6 +35,9 @@ from vllm.exceptions import (
     TenantLimitError,
     UserInputError,
 )
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
 
 _TYPE_OF_STATUS = {
     400: "BadRequestError",
@@ -169,6 +172,21 @@ def describe_exception(error: BaseException) -> HttpError:
                 getattr(error, "code", None),
             )
     return HttpError(500, "The server failed to answer this request; its log has the details.")
+
+
+def describe_late_exception(error: BaseException, name: str) -> HttpError:
+    """Return how an exception is told in a response that has begun; its status cannot say it.
+
+    One that nobody expected is logged: the server above sees a response that ended well.
+
+    Args:
+        error: What was raised.
+        name: Of the response, for the log.
+    """
+    described = describe_exception(error)
+    if described.status == 500:
+        logger.error("%s failed after it had begun", name, exc_info=error)
+    return described
 
 
 def _retry_headers(error: BaseException, status: int) -> dict[str, str]:

@@ -5,10 +5,7 @@ from typing import Any
 
 import msgspec
 
-from vllm.entrypoints.openai.errors import describe_exception
-from vllm.logger import init_logger
-
-logger = init_logger(__name__)
+from vllm.entrypoints.openai.errors import describe_late_exception
 
 DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
@@ -32,8 +29,6 @@ async def with_errors_as_events(events: AsyncIterator[bytes], name: str) -> Asyn
         async for event in events:
             yield event
     except Exception as error:  # the edge of a response: nothing above could still answer
-        described = describe_exception(error)
-        if described.status == 500:
-            logger.error("Request %s failed in mid-stream", name, exc_info=error)
+        described = describe_late_exception(error, f"Request {name}")
         yield b"data: " + described.body + b"\n\n"
     yield DONE

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vllm.entrypoints.openai.operations_args import TlsArgs
 from vllm.entrypoints.openai.server_args import ServerArgs
@@ -17,6 +19,8 @@ from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
+# Longer ones are for the parser to refuse.
+_MAX_REQUEST_LINE = 64 * 1024
 # How often a certificate's files are looked at.
 _REFRESH_INTERVAL_S = 2.0
 
@@ -28,6 +32,38 @@ class SignalFreeServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to others."""
         yield
+
+
+class VersionedProtocol(HttpToolsProtocol):
+    """httptools, and h11 for a connection that begins with HTTP/1.0.
+
+    Clients of HTTP/1.0 read no chunks: what has no length ends with their connection, which only
+    the slower h11 does.
+    """
+
+    # The request line, until all of it is there; None once that was judged.
+    _request_line: bytes | None = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent."""
+        if self._request_line is not None:
+            data = self._request_line + data
+            line, ended, _ = data.partition(b"\n")
+            if not ended and len(line) < _MAX_REQUEST_LINE:
+                self._request_line = data
+                return
+            self._request_line = None
+            if line.rstrip().endswith(b" HTTP/1.0"):
+                self._hand_over(data)
+                return
+        super().data_received(data)
+
+    def _hand_over(self, data: bytes) -> None:
+        self.connections.discard(self)
+        successor = H11Protocol(self.config, self.server_state, self.app_state)
+        successor.connection_made(self.transport)
+        self.transport.set_protocol(successor)
+        successor.data_received(data)
 
 
 class _QuietEndpoints(logging.Filter):
@@ -55,6 +91,7 @@ def make_uvicorn_config(app: Any, args: ServerArgs, *, close_timeout_s: int) -> 
     tls = operations.tls
     config = uvicorn.Config(
         app=app,
+        http=VersionedProtocol,
         # Ours stands on the logger "uvicorn" already, so that all lines look alike.
         log_config=None,
         log_level=args.uvicorn_log_level,

@@ -11,6 +11,8 @@ from torch import nn
 
 from vllm.distributed.parallel_state import TensorParallelGroup, shard_size
 from vllm.model_executor.layers.quantization import (
+    ExpertsSpec,
+    MatrixSpec,
     QuantisedExperts,
     QuantisedMatrix,
     RowDecoder,
@@ -55,9 +57,10 @@ class TensorFactory:
         """Returns the storage of a quantised matrix; None for a plain one, or one without name."""
         if self.quantization is None or not name:
             return None
-        return self.quantization.make_matrix(
-            self.prefix + name, in_size, out_size, num_groups, self.dtype, self.device
+        spec = MatrixSpec(
+            self.prefix + name, in_size, out_size, self.dtype, self.device, num_groups
         )
+        return self.quantization.make_matrix(spec)
 
     def quantised_experts(
         self, num_experts: int, hidden_size: int, inner_size: int, limit: float
@@ -65,9 +68,10 @@ class TensorFactory:
         """Returns the storage of a layer's quantised experts; None for plain ones."""
         if self.quantization is None:
             return None
-        return self.quantization.make_experts(
+        spec = ExpertsSpec(
             self.prefix, num_experts, hidden_size, inner_size, limit, self.dtype, self.device
         )
+        return self.quantization.make_experts(spec)
 
     def row_decoder(self, name: str, width: int) -> RowDecoder | None:
         """Returns what decodes rows of the table ``name``, whole; None: they are plain values."""

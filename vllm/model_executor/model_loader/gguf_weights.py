@@ -19,7 +19,7 @@ from vllm.model_executor.layers.quantization.gguf_blocks import (
     read_blocks,
     scale_whole,
 )
-from vllm.model_executor.layers.quantization.interface import RowDecoder
+from vllm.model_executor.layers.quantization.interface import MatrixSpec, RowDecoder
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows, allocate
 from vllm.model_executor.layers.quantization.storages import Storage
@@ -256,11 +256,10 @@ class GgufWeights(MatrixStorages):
         shares = sorted(sizes.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in shares)
 
-    def _find_storage(
-        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
-    ) -> Storage | None:
+    def _find_storage(self, spec: MatrixSpec) -> Storage | None:
+        name, in_size, out_size = spec.name, spec.in_size, spec.out_size
         if name.endswith(".gate_up_proj"):
-            return self._make_interleaved(name, in_size, out_size, device)
+            return self._make_interleaved(spec)
         entry = self._tensors.get(f"{name}.weight")
         if entry is None:
             return None
@@ -270,9 +269,9 @@ class GgufWeights(MatrixStorages):
             return None
         rows_of = self._conversion.row_order(name, out_size)
         columns_of = self._conversion.column_order(name)
-        raw = {".weight": _empty_blocks(tensor, in_size, out_size, device)}
+        raw = {".weight": _empty_blocks(tensor, in_size, out_size, spec.device)}
         if tensor.type.name == "NVFP4" and f"{name}{_WHOLE_SCALE}" in self._tensors:
-            raw[_WHOLE_SCALE] = torch.empty(1, device=device)
+            raw[_WHOLE_SCALE] = torch.empty(1, device=spec.device)
 
         def convert(filled: Mapping[str, torch.Tensor]) -> CodedRows:
             rows = read_blocks(tensor.type.name, filled[".weight"], self._pack)
@@ -289,11 +288,9 @@ class GgufWeights(MatrixStorages):
 
         return PackingStorage(out_size, in_size, raw, convert, self._inputs)
 
-    def _make_interleaved(
-        self, name: str, in_size: int, out_size: int, device: torch.device
-    ) -> Storage | None:
+    def _make_interleaved(self, spec: MatrixSpec) -> Storage | None:
         """Makes gate and up as one matrix of alternating rows, as gpt-oss's releases have them."""
-        stem = name.removesuffix(".gate_up_proj")
+        stem = spec.name.removesuffix(".gate_up_proj")
         entries = [self._tensors.get(f"{stem}.{leaf}.weight") for leaf in ("gate_proj", "up_proj")]
         found = [entry for entry in entries if entry is not None]
         types = {tensor.type.name for tensor, _ in found}
@@ -301,7 +298,7 @@ class GgufWeights(MatrixStorages):
             return None
         raw = {}
         for leaf, (tensor, _) in zip(("gate_proj", "up_proj"), found, strict=True):
-            blocks = _empty_blocks(tensor, in_size, out_size // 2, device)
+            blocks = _empty_blocks(tensor, spec.in_size, spec.out_size // 2, spec.device)
             raw[f".{leaf}.weight"] = blocks
         (type_name,) = types
 
@@ -309,7 +306,7 @@ class GgufWeights(MatrixStorages):
             pairs = torch.stack(list(filled.values()), 1)
             return read_blocks(type_name, pairs.flatten(0, 1), self._pack)
 
-        return _SiblingStorage(out_size, in_size, raw, convert, self._inputs)
+        return _SiblingStorage(spec.out_size, spec.in_size, raw, convert, self._inputs)
 
     def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:
         """See ``WeightQuantization``."""

@@ -9,6 +9,7 @@ import torch
 
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.code_layouts import read_int8_codes
+from vllm.model_executor.layers.quantization.interface import ExpertsSpec, MatrixSpec
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExpert, StoredExperts
@@ -50,39 +51,32 @@ class Int8Weights(MatrixStorages):
         super().__init__(ops)
         self._names, self._inputs = names, inputs
 
-    def _find_storage(
-        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
-    ) -> PackingStorage | None:
+    def _find_storage(self, spec: MatrixSpec) -> PackingStorage | None:
+        name = spec.name
         if name.endswith(_STACKED) or (name in _HEADS and not self._is_rounded_head(name)):
             return None
-        return make_rounding(name, out_size, in_size, dtype, device, self._inputs)
+        return make_rounding(spec, self._inputs)
 
     def _is_rounded_head(self, name: str) -> bool:
         """Whether a table is what logits are products with: an embedding is where it is tied."""
         has_head = self._names is not None and any("lm_head." in own for own in self._names)
         return name == "lm_head" or not has_head
 
-    def make_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> StoredExperts:
+    def make_experts(self, spec: ExpertsSpec) -> StoredExperts:
         """See ``WeightQuantization``."""
 
         def make_expert() -> StoredExpert:
-            sizes = (inner_size, hidden_size), (inner_size, hidden_size), (hidden_size, inner_size)
+            hidden, inner = spec.hidden_size, spec.inner_size
             gate, up, down = (
-                make_rounding(prefix, *size, dtype, device, self._inputs) for size in sizes
+                make_rounding(
+                    MatrixSpec(spec.prefix, columns, rows, spec.dtype, spec.device), self._inputs
+                )
+                for columns, rows in ((hidden, inner), (hidden, inner), (inner, hidden))
             )
             return StoredExpert(gate, up, down)
 
-        routed = [make_expert() for _ in range(num_experts)]
-        made = StoredExperts(prefix, routed, make_expert(), limit, self._ops)
+        routed = [make_expert() for _ in range(spec.num_experts)]
+        made = StoredExperts(spec.prefix, routed, make_expert(), spec.limit, self._ops)
         self._made.append(made)
         return made
 
@@ -94,30 +88,19 @@ class Int8Weights(MatrixStorages):
         """See ``WeightQuantization``: the type that the model asks for."""
 
 
-def make_rounding(
-    name: str,
-    num_rows: int,
-    num_columns: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    inputs: Inputs = "whole",
-) -> PackingStorage:
+def make_rounding(spec: MatrixSpec, inputs: Inputs = "whole") -> PackingStorage:
     """Return a storage that takes plain values and keeps the nearest of 255 steps of their row.
 
     Args:
-        name: The matrix's published name, or that of its layer, for messages.
-        num_rows: Outputs.
-        num_columns: Inputs.
-        dtype: Of the plain values.
-        device: Where they live.
+        spec: The matrix; its name, or that of its layer, is for messages.
         inputs: What products' inputs are rounded to.
     """
-    plain = torch.empty((num_rows, num_columns), dtype=dtype, device=device)
+    plain = torch.empty((spec.out_size, spec.in_size), dtype=spec.dtype, device=spec.device)
 
     def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
-        return round_rows(raw[".weight"], name)
+        return round_rows(raw[".weight"], spec.name)
 
-    return PackingStorage(num_rows, num_columns, {".weight": plain}, convert, inputs)
+    return PackingStorage(spec.out_size, spec.in_size, {".weight": plain}, convert, inputs)
 
 
 def round_rows(plain: torch.Tensor, name: str) -> CodedRows:

@@ -3,10 +3,8 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 
-import torch
-
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization.interface import RowDecoder
+from vllm.model_executor.layers.quantization.interface import ExpertsSpec, MatrixSpec, RowDecoder
 from vllm.model_executor.layers.quantization.storages import Storage
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts, StoredMatrix
 from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
@@ -35,40 +33,21 @@ class MatrixStorages(ABC):
         self._made: list[StoredMatrix | StoredExperts] = []
 
     @abstractmethod
-    def _find_storage(
-        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
-    ) -> Storage | None:
-        """Returns the storage of a matrix [out_size, in_size], still empty; None: it is plain."""
+    def _find_storage(self, spec: MatrixSpec) -> Storage | None:
+        """Returns the storage of a matrix [out, in], still empty; None: it is plain."""
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> StoredMatrix | None:
+    def make_matrix(self, spec: MatrixSpec) -> StoredMatrix | None:
         """See ``WeightQuantization``."""
-        storage = self._find_storage(name, in_size, out_size, dtype, device)
+        storage = self._find_storage(spec)
         if storage is None:
             return None
-        made = StoredMatrix(name, storage, num_groups, self._ops)
+        made = StoredMatrix(spec.name, storage, spec.num_groups, self._ops)
         self._made.append(made)
         return made
 
-    def make_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> StoredExperts | None:
+    def make_experts(self, spec: ExpertsSpec) -> StoredExperts | None:
         """See ``WeightQuantization``: only some formats have experts apart from matrices."""
-        del prefix, num_experts, hidden_size, inner_size, limit, dtype, device
+        del spec
         return None
 
     def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:

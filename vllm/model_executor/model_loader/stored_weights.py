@@ -19,6 +19,7 @@ import torch
 
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
 from vllm.model_executor.layers.quantization.code_layouts import read_fp8_codes, read_mxfp4_codes
+from vllm.model_executor.layers.quantization.interface import ExpertsSpec, MatrixSpec
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
 from vllm.model_executor.layers.quantization.storages import (
@@ -82,44 +83,32 @@ class StoredWeights(MatrixStorages):
             for name, tensor in self._tensors.items()
         )
 
-    def _find_storage(
-        self, name: str, in_size: int, out_size: int, dtype: torch.dtype, device: torch.device
-    ) -> Storage | None:
-        del dtype
-        return self._make_storage(name, out_size, in_size, device)
+    def _find_storage(self, spec: MatrixSpec) -> Storage | None:
+        return self._make_storage(spec.name, spec.out_size, spec.in_size, spec.device)
 
-    def make_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> StoredExperts | None:
+    def make_experts(self, spec: ExpertsSpec) -> StoredExperts | None:
         """See ``WeightQuantization``; plain ones among quantised ones are kept as stored."""
         if not self.is_quantised:
             return None
 
         def make(name: str, rows: int, columns: int) -> Storage:
-            storage = self._make_storage(name, rows, columns, device)
+            storage = self._make_storage(name, rows, columns, spec.device)
             if storage is not None:
                 return storage
-            kept = self.plain_dtype([f"{name}.weight"]) or dtype
-            return PlainRows(torch.empty((rows, columns), dtype=kept, device=device))
+            kept = self.plain_dtype([f"{name}.weight"]) or spec.dtype
+            return PlainRows(torch.empty((rows, columns), dtype=kept, device=spec.device))
 
         def make_expert(name: str) -> StoredExpert:
             return StoredExpert(
-                gate=make(f"{name}.w1", inner_size, hidden_size),
-                up=make(f"{name}.w3", inner_size, hidden_size),
-                down=make(f"{name}.w2", hidden_size, inner_size),
+                gate=make(f"{name}.w1", spec.inner_size, spec.hidden_size),
+                up=make(f"{name}.w3", spec.inner_size, spec.hidden_size),
+                down=make(f"{name}.w2", spec.hidden_size, spec.inner_size),
             )
 
-        routed = [make_expert(f"{prefix}experts.{expert}") for expert in range(num_experts)]
-        made = StoredExperts(
-            prefix, routed, make_expert(f"{prefix}shared_experts"), limit, self._ops
-        )
+        prefix = spec.prefix
+        routed = [make_expert(f"{prefix}experts.{expert}") for expert in range(spec.num_experts)]
+        shared = make_expert(f"{prefix}shared_experts")
+        made = StoredExperts(prefix, routed, shared, spec.limit, self._ops)
         self._made.append(made)
         return made
 

@@ -30,6 +30,7 @@ from vllm.model_executor.models.decoder.rope_config import (
     check_one_spelling,
     read_rope_by_kind,
     read_rope_object,
+    refuse_other_theta,
 )
 
 _LOCAL_THETA = 10_000.0
@@ -135,9 +136,11 @@ def _read_ropes(fields: FieldReader, head_dim: int) -> tuple[RopeConfig, RopeCon
         check_one_spelling(fields, full)
     else:
         local, full = FieldReader({}), fields.sub_reader("rope_scaling")
+        for kind in LAYER_TYPES:
+            # An object for each kind of layer belongs in the newer spelling: here it goes unread.
+            full.require(kind, None, (None,))
     local_theta = fields.number("rope_local_base_freq", _LOCAL_THETA)
     global_theta = fields.number("rope_theta", _GLOBAL_THETA)
-    return (
-        read_rope_object(local, head_dim, local_theta, fields),
-        read_rope_object(full, head_dim, global_theta, fields),
-    )
+    local_rope = read_rope_object(local, head_dim, local_theta, fields)
+    refuse_other_theta(fields, "rope_local_base_freq", local_rope.theta)
+    return local_rope, read_rope_object(full, head_dim, global_theta, fields)

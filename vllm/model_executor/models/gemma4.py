@@ -36,9 +36,12 @@ from vllm.model_executor.models.decoder.rope_config import (
     RopeConfig,
     read_rope_by_kind,
     read_rope_object,
+    refuse_other_theta,
 )
 
 _LOCAL, _FULL = "sliding_attention", "full_attention"
+# Gemma 3's names for them, which overrides may still give.
+_THETA_FIELDS = {_LOCAL: "rope_local_base_freq", _FULL: "rope_theta"}
 _THETAS = {_LOCAL: 10_000.0, _FULL: 1_000_000.0}
 _TURNED_SHARE = 0.25
 _TEXT_TYPES = ("gemma4_text", "gemma4_unified_text")
@@ -56,6 +59,11 @@ _TOWERS = (
     "audio_embedder",
     "multi_modal_projector",
 )
+_PLACEHOLDERS = {
+    "image_token_id": 258_880,
+    "audio_token_id": 258_881,
+    "video_token_id": 258_884,
+}
 _NO_TEXT = "config.json lacks 'text_config': towers of vision or audio alone are not served"
 # More than any model has; a list of as many entries must fit into memory.
 _MOST_LAYERS = 10_000
@@ -89,7 +97,10 @@ def read_gemma4_with_towers(raw: Mapping[str, Any]) -> DecoderConfig:
     text = fields.sub_reader("text_config")
     text.require("model_type", _TEXT_TYPES[0], _TEXT_TYPES)
     is_tied = fields.boolean("tie_word_embeddings", text.boolean("tie_word_embeddings", True))
-    return _read_text(text, is_tied)
+    placeholders = tuple(
+        fields.non_negative_int(name, default) for name, default in _PLACEHOLDERS.items()
+    )
+    return replace(_read_text(text, is_tied), placeholder_ids=placeholders)
 
 
 def _read_text(fields: FieldReader, is_tied: bool) -> DecoderConfig:
@@ -307,6 +318,7 @@ def _read_rope(fields: FieldReader, kind: str, shape: AttentionShape) -> RopeCon
     # The family never had the older spelling, which would go unread.
     fields.require("rope_scaling", None, (None,))
     own = read_rope_by_kind(fields, (_LOCAL, _FULL)).sub_reader(kind)
+    refuse_other_theta(fields, _THETA_FIELDS[kind], own.number("rope_theta", _THETAS[kind]))
     spelled = own.text("rope_type", "proportional" if kind == _FULL else "default")
     if spelled != "proportional":
         return read_rope_object(own, shape.head_dim, _THETAS[kind], fields)

@@ -66,12 +66,12 @@ def read_qwen3_5_with_vision(raw: Mapping[str, Any]) -> DecoderConfig:
 
 def read_qwen3_5_moe(raw: Mapping[str, Any]) -> DecoderConfig:
     """Reads the config.json of a Qwen3_5MoeForCausalLM; raises as ``read_qwen3_5``."""
-    return _read_text(raw, "qwen3_5_moe_text", _read_experts)
+    return _read_text(raw, "qwen3_5_moe_text", _read_normalised_experts)
 
 
 def read_qwen3_5_moe_with_vision(raw: Mapping[str, Any]) -> DecoderConfig:
     """Reads the text part of a Qwen3_5MoeForConditionalGeneration; raises as ``read_qwen3_5``."""
-    return _read_wrapped(raw, "qwen3_5_moe", _read_experts)
+    return _read_wrapped(raw, "qwen3_5_moe", _read_normalised_experts)
 
 
 def read_qwen3_next(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -117,6 +117,12 @@ def _read_wrapped(raw: Mapping[str, Any], model_type: str, read_plan: _PlanReade
 
 def _read_dense(fields: FieldReader) -> MlpPlan:
     return MlpPlan(fields.positive_int("intermediate_size"), read_activation(fields))
+
+
+def _read_normalised_experts(fields: FieldReader) -> ExpertsPlan:
+    # Qwen 3.5 has no such field: where one says false, its author expects another sum.
+    fields.require("norm_topk_prob", True, (True,))
+    return _read_experts(fields)
 
 
 def _read_experts(fields: FieldReader) -> ExpertsPlan:

@@ -426,6 +426,7 @@ class EngineArgs:
             served_model_names=(names,) if isinstance(names, str) else tuple(names),
             hf_config=hf_config,
             generation_config=generation_config,
+            placeholder_ids=parsed.placeholder_ids,
             **values_for(ModelConfig, self),
         )
 

@@ -20,12 +20,15 @@ from vllm.v1.engine.wire import (
     AddRequest,
     AskCacheView,
     AskHeldPrefixes,
+    CacheSnapshot,
     CallAnswer,
     CoreBack,
     CoreLost,
     Dead,
     FromCore,
+    HeldPrefixes,
     KVCacheInfo,
+    PrefixCacheReset,
     Ready,
     RequestRejected,
     ResetPrefixCache,
@@ -161,20 +164,20 @@ class EngineBase(ABC, Generic[_Handle]):
         Raises:
             VllmError: The core refused a request without a sink, or died (see ``_on_dead``).
         """
-        if isinstance(message, StepOutputs):
-            return self._on_step(message)
-        if isinstance(message, RequestRejected):
-            error = message.error.to_exception()
-            self._send_aborts(self._output_processor.reject(message.request_id, error))
-        elif isinstance(message, CallAnswer):
-            self._on_answer(message)
-        elif isinstance(message, CoreLost):
-            # Nothing runs there: its gauges shall not tell what was.
-            self._record(SchedulerStats(is_lost=True), None, message.engine_index)
-        elif isinstance(message, CoreBack):
-            self._record(SchedulerStats(), None, message.engine_index)
-        elif isinstance(message, Dead):
-            self._on_dead(EngineDeadError(message.message))
+        match message:
+            case StepOutputs():
+                return self._on_step(message)
+            case RequestRejected(request_id, error):
+                self._send_aborts(self._output_processor.reject(request_id, error.to_exception()))
+            case PrefixCacheReset() | HeldPrefixes() | CacheSnapshot():
+                self._on_answer(message)
+            case CoreLost(engine_index):
+                # Nothing runs there: its gauges shall not tell what was.
+                self._record(SchedulerStats(is_lost=True), None, engine_index)
+            case CoreBack(engine_index):
+                self._record(SchedulerStats(), None, engine_index)
+            case Dead(reason):
+                self._on_dead(EngineDeadError(reason))
         return []
 
     def _on_step(self, message: StepOutputs) -> list[RequestOutput]:

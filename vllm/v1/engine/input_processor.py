@@ -50,6 +50,7 @@ class InputProcessor:
         self._generation_config = {**ends, **self._model_config.generation_config}
         known = tokenizer.vocab_size if tokenizer is not None else 0
         self._vocab_size = int(self._model_config.hf_config.get("vocab_size", known))
+        self._placeholders = frozenset(self._model_config.placeholder_ids)
         self._eos_token_id = self._find_eos_token_id()
 
     def _find_eos_token_id(self) -> int | None:
@@ -131,6 +132,13 @@ class InputProcessor:
         if set(map(type, token_ids)) != {int}:
             raise UserInputError("prompt_token_ids must be whole numbers.", "prompt")
         self._check_ids("prompt", token_ids)
+        if not self._placeholders.isdisjoint(token_ids):
+            found = next(i for i in token_ids if i in self._placeholders)
+            raise UserInputError(
+                f"prompt holds the token id {found}, in whose place an image, audio or video "
+                "belongs: only text is served, so leave it out.",
+                "prompt",
+            )
         limit = self.max_model_len
         if len(token_ids) >= limit:
             raise ContextLengthError(len(token_ids), limit)

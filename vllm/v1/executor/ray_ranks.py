@@ -12,14 +12,12 @@ from vllm.exceptions import ConfigError, EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.liveness import beat_interval_s
 from vllm.utils.ray_cluster import PASSED_ON, check_environments, connect_ray
+from vllm.utils.ray_room import Asked, await_room, needs_of
 from vllm.v1.executor.messages import STEP_ORDERS, Beat, Failure, Order, rebuild_failure
 from vllm.v1.executor.rank_watch import OWN_SHARE, RankWatch
 from vllm.v1.executor.ray_actor import NodeInfo, RankActor
 
 logger = init_logger(__name__)
-
-# A cluster without room gets it when another job ends, which is nothing to wait for here.
-_ROOM_TIMEOUT_S = 60.0
 
 
 class RayRanks:
@@ -42,7 +40,7 @@ class RayRanks:
         self._closed = False
         size = config.parallel_config.world_size
         key = platforms.current_platform.ray_device_key
-        needs = {"CPU": 1.0, key: 1.0}
+        needs = needs_of(1, key)
         self._group = ray.util.placement_group([needs] * size, strategy="PACK")
         self._actors: list[Any] = []
         try:
@@ -70,11 +68,8 @@ class RayRanks:
         return nodes
 
     def _await_room(self, needs: dict[str, float], size: int) -> None:
-        if not self._group.wait(_ROOM_TIMEOUT_S):
-            raise ConfigError(
-                f"The Ray cluster has no room for {size} workers with {needs} each: it offers "
-                f"{self._ray.cluster_resources()}. Add machines, or lower --tensor-parallel-size."
-            )
+        cure = "lower --tensor-parallel-size"
+        await_room(self._ray, Asked(f"{size} workers", needs, size, cure), self._group.wait)
 
     def _make_actor(self, rank: int, key: str) -> Any:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
@@ -92,7 +87,7 @@ class RayRanks:
         }
         if key == "GPU":
             options["num_gpus"] = 1
-        elif key != "CPU":
+        elif key not in ("", "CPU"):
             options["resources"] = {key: 1}
         return self._ray.remote(RankActor).options(**options).remote(rank)
 

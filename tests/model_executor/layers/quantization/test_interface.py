@@ -11,6 +11,7 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     TensorFactory,
 )
+from vllm.model_executor.layers.quantization import ExpertsSpec, MatrixSpec
 from vllm.v1.attention.ops.registry import get_reference_op
 
 
@@ -50,17 +51,11 @@ class HalvedWeights:
         self.names = names
         self.asked: list[str] = []
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> HalvedMatrix | None:
-        self.asked.append(name)
-        return HalvedMatrix(in_size, out_size, num_groups) if name in self.names else None
+    def make_matrix(self, spec: MatrixSpec) -> HalvedMatrix | None:
+        self.asked.append(spec.name)
+        if spec.name not in self.names:
+            return None
+        return HalvedMatrix(spec.in_size, spec.out_size, spec.num_groups)
 
     def has_part(self, prefix: str) -> bool:
         return True
@@ -71,7 +66,7 @@ class HalvedWeights:
     def find_row_decoder(self, name: str, width: int) -> None:
         """No table is stored otherwise."""
 
-    def make_experts(self, *arguments: object) -> None:
+    def make_experts(self, spec: ExpertsSpec) -> None:
         return None
 
     def finish_loading(self) -> None:

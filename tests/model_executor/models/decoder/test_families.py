@@ -57,6 +57,14 @@ def parse(raw: dict[str, Any]) -> Any:
         (qwen3_5(linear_num_value_heads=3), "linear_num_key_heads is 2"),
         (qwen3_5(linear_conv_kernel_dim=1), "linear_conv_kernel_dim is 1"),
         (qwen3_5(rope_parameters={"mrope_section": [2, 2, 1]}), "mrope_section"),
+        (
+            qwen3_5(
+                architectures=["Qwen3_5MoeForCausalLM"],
+                model_type="qwen3_5_moe_text",
+                norm_topk_prob=False,
+            ),
+            "'norm_topk_prob' is False; allowed: True",
+        ),
         (qwen3_5(rope_parameters={"partial_rotary_factor": 0.01}), "partial_rotary_factor"),
         (qwen3_5(rope_parameters={"partial_rotary_factor": 1e308}), "partial_rotary_factor"),
         (qwen3(rope_scaling={**_YARN, "factor": 1e308}), "factor' is 1e[+]308; allowed: a stretch"),
@@ -80,7 +88,17 @@ def parse(raw: dict[str, Any]) -> Any:
             llama(rope_scaling=_YARN, original_max_position_embeddings=512),
             "'original_max_position_embeddings' is 512; allowed: 2048, which",
         ),
+        (
+            gemma3(rope_parameters={"sliding_attention": {"rope_theta": 5e4}}, rope_scaling=None),
+            "'rope_local_base_freq' is 10000.0; allowed: 50000.0, which rope_parameters says",
+        ),
+        (
+            gemma3(rope_scaling={"sliding_attention": {"rope_theta": 5e4}}),
+            "'rope_scaling.sliding_attention'",
+        ),
         (gemma4(rope_scaling=_YARN), "rope_scaling"),
+        (gemma4(rope_theta=5e5), "'rope_theta' is 500000.0; allowed: 1000000.0"),
+        (gemma4(rope_local_base_freq=5e5), "'rope_local_base_freq' is 500000.0; allowed: 10000.0"),
         (gemma3(use_bidirectional_attention=True), "use_bidirectional_attention"),
         (gemma3(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
     ],

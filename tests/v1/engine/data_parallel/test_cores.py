@@ -11,7 +11,7 @@ import pytest
 from tests.v1.engine.fakes import FAKE_CORE, make_tokenizer, scripted_token
 from tests.v1.engine.test_async_llm import Recorder
 from vllm.config.parallel import ParallelConfig
-from vllm.exceptions import EngineCoreLostError, EngineDeadError, UserInputError
+from vllm.exceptions import ConfigError, EngineCoreLostError, EngineDeadError, UserInputError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
@@ -213,5 +213,28 @@ def test_with_tolerance_only_the_dead_cores_requests_fail_and_it_comes_back(buil
         with pytest.raises(EngineCoreLostError, match="rank 1 is dead"):
             await ask(engine, "gone", range(8), rank=1)
         assert await engine.reset_prefix_cache()
+
+    asyncio.run(main())
+
+
+def test_a_core_that_cannot_be_started_again_leaves_nothing_waiting(build):
+    """Where cores come from a cluster, starting one may fail: there is no room for it."""
+
+    def fail(rank):
+        raise ConfigError("no room")
+
+    async def main():
+        engine = build(
+            {"data_parallel_fault_tolerance": True, "data_parallel_restarts": 1}, step_s=0.01
+        )
+        cores = engine._core
+        cores._launch = fail
+        os.kill(cores._handles[1].pid, signal.SIGKILL)
+        await until(lambda: cores._router.num_alive() == 1)
+        assert (await ask(engine, "meanwhile", range(9)))[0] == told(range(9))
+        os.kill(cores._handles[0].pid, signal.SIGKILL)
+        await until(lambda: engine.errored)
+        with pytest.raises(EngineDeadError, match="no room"):
+            await ask(engine, "gone", range(8))
 
     asyncio.run(main())

@@ -173,7 +173,7 @@ class StoreKeeper:
     def clear(self) -> bool:
         """Forget everything; False: the disk did not take it."""
         done: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._work.put(lambda: done.put(self._clear()))
+        self._work.put(lambda: self._clear(done))
         try:
             return done.get(timeout=_CLEAR_S)
         except queue.Empty:
@@ -188,28 +188,37 @@ class StoreKeeper:
     # ---- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
-            self._open()
-        except (VllmError, OSError) as error:
-            logger.warning("The prefix cache on disk is off: %s", error)
-        except Exception:  # a thread's edge: requests would wait for it
-            logger.exception("The prefix cache on disk is off.")
+        self._attempt(self._open, "is off", self._stop_writing)
         self.is_opening = False
         self._wake()
         if self.store is not None:
             self._read_index(self.store)
         while (work := self._work.get()) is not None:
-            try:
-                work()
-            except OSError as error:
-                logger.warning("The prefix cache on disk is written no more: %s", error)
-                self._stop_writing()
-            except Exception:  # a thread's edge: who waits for its word would wait for ever
-                logger.exception("The prefix cache on disk is written no more.")
-                self._stop_writing()
+            self._attempt(work, "is written no more", self._stop_writing)
             self._wake()
         if self._folder is not None:
             self._folder.close()
+
+    def _attempt(self, work: Callable[[], None], outcome: str, give_up: Callable[[], None]) -> None:
+        """Do a part of the thread's work; without it the engine goes on as without that part.
+
+        The one edge of this thread: whatever went wrong is told once, and the tier's state
+        (``find_disk_state``) says from then on what no longer works. Nothing that is in the pool
+        depends on it.
+
+        Args:
+            work: The part.
+            outcome: What becomes of the prefix cache on disk if it fails.
+            give_up: Does that.
+        """
+        try:
+            work()
+        except (VllmError, OSError) as error:
+            logger.warning("The prefix cache on disk %s: %s", outcome, error)
+            give_up()
+        except Exception:  # a thread's edge: requests would wait for it for ever
+            logger.exception("The prefix cache on disk %s.", outcome)
+            give_up()
 
     def _stop_writing(self) -> None:
         if self.store is not None:
@@ -232,18 +241,9 @@ class StoreKeeper:
     def _read_index(self, store: ObjectStore) -> None:
         """Read all entries; what a lookup waits for comes first."""
         assert self._folder is not None
-        try:
-            while not self._stopping.is_set():
-                if not store.read_on():
-                    break
-                if store.take_served():
-                    self._wake()
-        except OSError as error:
-            logger.warning("The index of the prefix cache on disk cannot be read: %s.", error)
-            store.stop_reading()
-        except Exception:  # a thread's edge: lookups would wait for the rest
-            logger.exception("The index of the prefix cache on disk cannot be read.")
-            store.stop_reading()
+        self._attempt(
+            lambda: self._read_cells(store), "is read and written no more", store.stop_reading
+        )
         if not store.is_ready:
             self._wake()
             return
@@ -261,6 +261,11 @@ class StoreKeeper:
             counts["state"],
             counts["rows"],
         )
+
+    def _read_cells(self, store: ObjectStore) -> None:
+        while not self._stopping.is_set() and store.read_on():
+            if store.take_served():
+                self._wake()
 
     def _note_progress(self, done: int, total: int) -> None:
         if not self.is_digesting:
@@ -294,9 +299,14 @@ class StoreKeeper:
         if self._folder is not None and self.path is not None and not self._folder.read_only:
             self._folder.write_small(self.path / name, data)
 
-    def _clear(self) -> bool:
-        if self._folder is None or self.path is None or self.store is None:
-            return False
-        for name in SMALL_FILES:
-            (self.path / name).unlink(missing_ok=True)
-        return self.store.clear()
+    def _clear(self, done: queue.SimpleQueue[bool]) -> None:
+        is_clear = False
+        try:
+            # Whoever may not write the folder leaves the files of whoever does.
+            if self.path is not None and self.store is not None and self.store.clear():
+                for name in SMALL_FILES:
+                    (self.path / name).unlink(missing_ok=True)
+                is_clear = True
+        finally:
+            # A step waits for it, after an error too.
+            done.put(is_clear)

@@ -3,16 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.errors import describe_late_exception
 from vllm.entrypoints.openai.responses.bodies import ResponseBody
 from vllm.entrypoints.openai.responses.builder import ResponseBuilder
 from vllm.entrypoints.openai.responses.events import Event, encode_events
 from vllm.entrypoints.openai.responses.store import Item
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import QueueFullError
-from vllm.logger import init_logger
-
-logger = init_logger(__name__)
 
 MAX_RUNNING = 1024
 
@@ -85,9 +82,7 @@ class BackgroundResponse:
         except asyncio.CancelledError:
             last = [*last, *self._builder.cancel()]
         except Exception as error:  # the edge of a response: nothing above could still answer
-            described = describe_exception(error)
-            if described.status == 500:
-                logger.error("Background response %s failed", self.body.id, exc_info=error)
+            described = describe_late_exception(error, f"Background response {self.body.id}")
             last = [*last, *self._builder.fail(described)]
         self._end(last)
 

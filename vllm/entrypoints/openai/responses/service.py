@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
-from vllm.entrypoints.openai.errors import describe_exception
+from vllm.entrypoints.openai.errors import describe_late_exception
 from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.pipeline.chat_task import prepare_chat
 from vllm.entrypoints.openai.pipeline.single_answer import SingleAnswer, prepare_answer
@@ -135,9 +135,7 @@ class ResponsesService:
             async for events in self._events(call, builder, answer):
                 yield b"".join(encode_events(events))
         except Exception as error:  # the edge of a response: nothing above could still answer
-            described = describe_exception(error)
-            if described.status == 500:
-                logger.error("Response %s failed in mid-stream", builder.body.id, exc_info=error)
+            described = describe_late_exception(error, f"Response {builder.body.id}")
             yield b"".join(encode_events(builder.fail(described)))
 
     def _create_in_background(

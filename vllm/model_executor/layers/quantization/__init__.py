@@ -5,10 +5,19 @@ A model asks its ``TensorFactory`` for each matrix by published name; where the 
 """
 
 from vllm.model_executor.layers.quantization.interface import (
+    ExpertsSpec,
+    MatrixSpec,
     QuantisedExperts,
     QuantisedMatrix,
     RowDecoder,
     WeightQuantization,
 )
 
-__all__ = ["QuantisedExperts", "QuantisedMatrix", "RowDecoder", "WeightQuantization"]
+__all__ = [
+    "ExpertsSpec",
+    "MatrixSpec",
+    "QuantisedExperts",
+    "QuantisedMatrix",
+    "RowDecoder",
+    "WeightQuantization",
+]

@@ -5,11 +5,56 @@ A model asks its ``TensorFactory`` for each matrix by published name; where the 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from vllm.v1.attention.ops.stored import RowSource
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixSpec:
+    """A matrix that a layer asks for.
+
+    Attributes:
+        name: Its published name, without ".weight".
+        in_size: Width of the input, or of one slice of it.
+        out_size: Rows of the matrix, of all groups together.
+        dtype: Type of the layer's activations.
+        device: Where it lives.
+        num_groups: Slices of the input that ``map_groups`` will get; 1: called as a whole.
+    """
+
+    name: str
+    in_size: int
+    out_size: int
+    dtype: torch.dtype
+    device: torch.device
+    num_groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The routed experts that a layer asks for, and the shared expert beside them.
+
+    Attributes:
+        prefix: Published prefix of the layer, with its dot.
+        num_experts: Routed ones that this rank holds.
+        hidden_size: Width of their input and output.
+        inner_size: Width between their matrices.
+        limit: Clamp of gate and up; 0: none.
+        dtype: Type of the layer's activations.
+        device: Where they live.
+    """
+
+    prefix: str
+    num_experts: int
+    hidden_size: int
+    inner_size: int
+    limit: float
+    dtype: torch.dtype
+    device: torch.device
 
 
 class QuantisedMatrix(Protocol):
@@ -76,24 +121,8 @@ class RowDecoder(Protocol):
 class WeightQuantization(Protocol):
     """What a checkpoint says about how its matrices are stored."""
 
-    def make_matrix(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        num_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> QuantisedMatrix | None:
-        """Return the storage of the matrix ``name``, or None where it is plain.
-
-        Args:
-            name: Its published name, without ".weight".
-            in_size: Width of the input, or of one slice of it.
-            out_size: Rows of the matrix, of all groups together.
-            num_groups: Slices of the input that ``map_groups`` will get; 1: called as a whole.
-            dtype: Type of the layer's activations.
-            device: Where it lives.
+    def make_matrix(self, spec: MatrixSpec) -> QuantisedMatrix | None:
+        """Return the storage of a matrix, or None where it is plain.
 
         Raises:
             UnsupportedFeatureError: It is stored in a way that is not supported.
@@ -127,16 +156,7 @@ class WeightQuantization(Protocol):
             CheckpointError: The values cannot be computed with.
         """
 
-    def make_experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        hidden_size: int,
-        inner_size: int,
-        limit: float,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> QuantisedExperts | None:
+    def make_experts(self, spec: ExpertsSpec) -> QuantisedExperts | None:
         """Return the storage of a layer's experts, or None where all are plain.
 
         Raises:

@@ -331,6 +331,8 @@ class DecoderConfig:
         drafter: The layer of a block that drafts tokens from the last layer's output; None: there
             is none, or it does not run.
         drafter_skips_first: Whether the block takes zeros for an embedding at position 0.
+        placeholder_ids: Token ids that a wrapper replaces by what its towers make of images and
+            the like, and that have no embedding of their own.
     """
 
     has_dspark_drafter: ClassVar[bool] = False
@@ -350,6 +352,7 @@ class DecoderConfig:
     hyper: HyperPlan | None = None
     drafter: LayerPlan | None = None
     drafter_skips_first: bool = False
+    placeholder_ids: tuple[int, ...] = ()
 
     @property
     def num_nextn_predict_layers(self) -> int:

@@ -133,11 +133,24 @@ def check_one_spelling(fields: FieldReader, parameters: FieldReader) -> None:
         ConfigError: They differ; the message names the field.
     """
     fields.refuse_other_spelling("rope_scaling", parameters)
-    if fields.has("rope_theta") and parameters.has("rope_theta"):
-        theta, said = fields.number("rope_theta"), parameters.number("rope_theta")
-        if theta != said:
-            allowed = f"{said!r}, which rope_parameters says: give one of the two"
-            raise fields.error("rope_theta", theta, allowed)
+    if parameters.has("rope_theta"):
+        refuse_other_theta(fields, "rope_theta", parameters.number("rope_theta"))
+
+
+def refuse_other_theta(fields: FieldReader, name: str, said: float) -> None:
+    """Refuses a base beside ``rope_parameters`` that is not the one that layers use.
+
+    Args:
+        fields: config.json, or its text part.
+        name: The field with the base.
+        said: What layers use.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    if fields.has(name) and fields.number(name) != said:
+        allowed = f"{said!r}, which rope_parameters says: give one of the two"
+        raise fields.error(name, fields.number(name), allowed)
 
 
 def read_rope_object(

@@ -7,7 +7,7 @@ and the one transformers writes (``layer_types``, ``mlp_layer_types``, ``compres
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.models.config_fields import FieldReader
@@ -55,6 +55,8 @@ class DeepseekV4Config:
         main_rope: Rotary settings of window-only layers and the MTP block.
         compress_rope: Rotary settings of layers with a compressor.
     """
+
+    placeholder_ids: ClassVar[tuple[int, ...]] = ()
 
     vocab_size: int
     hidden_size: int

@@ -280,21 +280,24 @@ class PrefixDirectory:
             if beyond:
                 found.append((way_end, way_start, beyond))
             # All of ``there`` reach ``low``, none reaches ``high``.
-            todo = [(everybody ^ beyond, way_start, way_end)]
+            todo = [(everybody ^ beyond, way_start, way_end)] if everybody != beyond else []
             while todo:
                 there, low, high = todo.pop()
-                if not there:
-                    continue
-                if high - low <= 1:
-                    found.append((low, way_start, there))
-                    continue
-                middle = (low + high) // 2
-                half = there
-                if last := middle - middle % stride:
-                    short = hashes[last - 1]
-                    half &= shards[short % _NUM_SHARDS].get(short, 0)
-                todo.append((half, middle, high))
-                todo.append((there ^ half, low, middle))
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    half = there
+                    if last := middle - middle % stride:
+                        short = hashes[last - 1]
+                        half &= shards[short % _NUM_SHARDS].get(short, 0)
+                    # Most often all go the same way: they end with a common beginning.
+                    if not half:
+                        high = middle
+                        continue
+                    if half != there:
+                        todo.append((there ^ half, low, middle))
+                        there = half
+                    low = middle
+                found.append((low, way_start, there))
         return found
 
     def _match_one(self, hashes: Sequence[int], limit: int, bit: int) -> int:

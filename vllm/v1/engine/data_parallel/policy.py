@@ -27,7 +27,7 @@ of the prompt and cost about the same, so that it overrules neither the cache no
 Numbers of all replicas are arrays: a choice among a thousand takes some tens of microseconds.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +53,7 @@ Amounts = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Loads:
+class Loads(NamedTuple):
     """What is known of all replicas when a request comes, whatever it asks; by rank.
 
     Attributes:
@@ -117,6 +116,11 @@ def find_eviction_price(recent_tokens: float, mean: float) -> float:
     return float(_WORK_WEIGHT * share**_PRICE_POWER)
 
 
+def _all_serve(loads: Loads) -> bool:
+    # The place of an extreme is found in a tenth of the time of the extreme.
+    return bool(loads.serves[loads.serves.argmin()])
+
+
 def find_limit(loads: Loads, max_num_seqs: int) -> int:
     """Return how many requests are too many for a replica.
 
@@ -128,8 +132,7 @@ def find_limit(loads: Loads, max_num_seqs: int) -> int:
         max_num_seqs: Requests that a replica runs at a time.
     """
     numbers = loads.num_requests
-    # The place of an extreme is found in a tenth of the time of the extreme.
-    if not loads.serves[loads.serves.argmin()]:
+    if not _all_serve(loads):
         numbers = numbers[loads.serves]
     least = int(numbers[numbers.argmin()])
     limit = least + max(_MIN_LEAD, least)
@@ -187,7 +190,7 @@ def choose(
     """
     prices = costs(loads, cached_tokens, num_prompt_tokens, restorable)
     limit = find_limit(loads, max_num_seqs)
-    if key is None and loads.serves[loads.serves.argmin()]:
+    if key is None and _all_serve(loads):
         # Most often the cheapest is able: then the others need not be looked at.
         rank = _find_best(loads, cached_tokens, prices)
         if loads.num_requests[rank] < limit:

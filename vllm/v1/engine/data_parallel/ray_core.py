@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from vllm import platforms
 from vllm.config import VllmConfig
+from vllm.config.parallel import ParallelConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.utils.ray_cluster import (
@@ -20,13 +21,14 @@ from vllm.utils.ray_cluster import (
     connect_ray,
     describe_environment,
 )
+from vllm.utils.ray_room import Asked, await_room, needs_of
 from vllm.v1.engine.core_proc import LaunchOrder
 from vllm.v1.engine.process_client import ProcessCore, spawn_process
 
 logger = init_logger(__name__)
 
-# A cluster without room gets it when another job ends, which is nothing to wait for here.
-_ROOM_TIMEOUT_S = 60.0
+# An actor's process starts, and imports this package: on a busy machine, with many at once.
+_START_TIMEOUT_S = 300.0
 _CALL_TIMEOUT_S = 10.0
 
 
@@ -91,9 +93,11 @@ class RayProcess:
         self._ray = ray
         self._code: int | None = None
         parallel = order.vllm_config.parallel_config
-        self._actor = _make_actor(ray, parallel.world_size).remote(pickle.dumps(order))
+        needs = needs_of(parallel.world_size, platforms.current_platform.ray_device_key)
+        _await_place(ray, needs, parallel)
+        self._actor = _make_actor(ray, needs).remote(pickle.dumps(order))
         try:
-            self.pid: int = ray.get(self._actor.get_pid.remote(), timeout=_ROOM_TIMEOUT_S)
+            self.pid: int = ray.get(self._actor.get_pid.remote(), timeout=_START_TIMEOUT_S)
             check_environments([ray.get(self._actor.describe.remote(), timeout=_CALL_TIMEOUT_S)])
         except ConfigError:
             ray.kill(self._actor, no_restart=True)
@@ -107,9 +111,9 @@ class RayProcess:
         except ray.exceptions.GetTimeoutError as error:
             ray.kill(self._actor, no_restart=True)
             raise ConfigError(
-                f"The Ray cluster has no room for engine core {parallel.data_parallel_rank} with "
-                f"{parallel.world_size} workers: it offers {ray.cluster_resources()}. Add "
-                "machines, or lower --data-parallel-size."
+                f"The actor of engine core {parallel.data_parallel_rank} did not start on the Ray "
+                f"cluster within {_START_TIMEOUT_S:g} s, although there was room for it: see the "
+                "log of its machine (raylet.err in /tmp/ray/session_latest/logs)."
             ) from error
 
     def poll(self) -> int | None:
@@ -149,20 +153,39 @@ class RayProcess:
         return code
 
 
-def _make_actor(ray: Any, num_workers: int) -> Any:
-    key = platforms.current_platform.ray_device_key
+def _await_place(ray: Any, needs: dict[str, float], parallel: ParallelConfig) -> None:
+    """Wait until the cluster could place a core: hold a place for a moment, and let it go.
+
+    The place itself is not kept: cores shall spread over the machines, one after another.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    asked = Asked(
+        f"engine core {parallel.data_parallel_rank} of {parallel.data_parallel_size} with "
+        f"{parallel.world_size} workers",
+        needs,
+        1,
+        "lower --data-parallel-size or --tensor-parallel-size",
+    )
+    group = ray.util.placement_group([needs])
+    try:
+        await_room(ray, asked, group.wait)
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def _make_actor(ray: Any, needs: dict[str, float]) -> Any:
     options: dict[str, Any] = {
-        "num_cpus": num_workers,
         "max_restarts": 0,
         "scheduling_strategy": "SPREAD",
         "runtime_env": {
             "env_vars": {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
         },
+        "num_cpus": needs["CPU"],
+        "num_gpus": needs.get("GPU", 0),
+        "resources": {key: needs[key] for key in needs if key not in ("CPU", "GPU")},
     }
-    if key == "GPU":
-        options["num_gpus"] = num_workers
-    elif key != "CPU":
-        options["resources"] = {key: num_workers}
     return ray.remote(CoreHost).options(**options)
 
 

@@ -19,7 +19,7 @@ from vllm.v1.engine.data_parallel.in_flight import InFlight
 from vllm.v1.engine.data_parallel.news import NewsFollower
 from vllm.v1.engine.data_parallel.policy import Counts, Loads, choose
 from vllm.v1.engine.data_parallel.recent_work import RecentWork
-from vllm.v1.engine.data_parallel.short_hash import shorten, shorten_kept
+from vllm.v1.engine.data_parallel.short_hash import shorten_all, shorten_kept
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, PrefillStats
 from vllm.v1.request import Request
@@ -107,7 +107,7 @@ class Router:
             EngineCoreLostError: The core that it names is dead.
             EngineDeadError: All are.
         """
-        hashes = [shorten(block_hash) for block_hash in request.block_hashes]
+        hashes = shorten_all(request.block_hashes)
         kept = () if self._kept is None else [*map(shorten_kept, request.block_hashes)]
         return self.route_prompt(
             request.request_id,
@@ -177,8 +177,14 @@ class Router:
         if not pending:
             return None
         unit, most = self._settings.shape.unit, num_tokens - 1
+        # What everybody has changes nothing, as a common system prompt: arrays cost more than this.
+        least = int(cached[cached.argmin()])
+        if min(pending[0][0] * unit, most) <= least:
+            return None
         tokens = np.zeros(len(cached), np.int64)
         for units, mask in pending:
+            if min(units * unit, most) <= least:
+                break
             fill_bits(tokens, mask, min(units * unit, most))
         return np.maximum(tokens, cached, out=tokens)
 
