@@ -39,10 +39,14 @@ FORMATS = {
     "Q4_0": (Type.Q4_0, Type.Q6_K),
     "Q4_K": (Type.Q4_K, Type.Q6_K),
 }
-# bf16 matrices, and four bits in groups of 128 as AWQ stores them.
+# bf16 matrices, four bits in groups of 128 as AWQ and GPTQ store them, and bytes by channel as
+# compressed-tensors does.
 FOLDERS: dict[str, Format | None] = {
     "bf16": None,
     "awq": Format("awq", group=128, is_symmetric=False),
+    "gptq": Format("gptq", group=128),
+    "int8": Format("int8", bits=8, group=0, scale_type=torch.bfloat16),
+    "fp8": Format("fp8", bits=8, group=0, scale_type=torch.bfloat16),
 }
 _WINDOW, _LOCAL_LAYERS = 512, 5
 # Blocks of Q4_K and Q6_K; rows of Gemma 3's small models are not multiples of it.
