@@ -1,5 +1,6 @@
 """One sdist, and one wheel made from it: nothing is missing, nothing is too much."""
 
+import re
 import tarfile
 import tomllib
 import zipfile
@@ -65,6 +66,20 @@ def test_the_wheel_holds_both_packages_and_the_checkpoint(
     tops = {name.partition("/")[0] for name in in_wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"vllm", "vllm_ascend"}
     assert "vllm = vllm.entrypoints.cli.main:main" in entry_points
+
+
+def test_the_sdist_holds_what_tests_and_benchmarks_import() -> None:
+    lines = (ROOT / "MANIFEST.in").read_text("utf-8").splitlines()
+    grafted = {line.removeprefix("graft ") for line in lines if line.startswith("graft ")}
+    files = [path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+    tops = {
+        top
+        for path in files
+        for top in re.findall(r"^(?:from|import) (\w+)", path.read_text("utf-8"), re.MULTILINE)
+        if (ROOT / top).is_dir()
+    }
+    assert {"tests", "vllm"} <= tops
+    assert tops - {"vllm", "vllm_ascend"} <= grafted
 
 
 def _read_dependencies() -> dict[str, Requirement]:

@@ -13,7 +13,7 @@ from tests.parser.reading import D, read
 from tests.tokenizers.family_tokenizers import byte_level
 from vllm.exceptions import UserInputError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
-from vllm.parser.forced_calls import forced_calls
+from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.registry import ParserChoice
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
@@ -56,7 +56,7 @@ def backend(tokenizer: Tokenizer) -> Backend:
 
 
 def matcher(backend: Backend, dialect: str, tools: Any, one_call: bool) -> LLMatcher:
-    tag = forced_calls(dialect, tools, one_call, True)
+    tag = answer_tag(dialect, AnswerGrammar(tools, one_call=one_call, in_reasoning=True))
     return backend.compile(StructuredOutputsParams(structural_tag=tag))
 
 
@@ -192,7 +192,7 @@ def test_marks_that_are_tokens(dialect, text, taken):
     ends = [tokenizer.token_to_id(end) for end in ("<|call|>", "<|im_end|>")]
     backend = Backend(tokenizer, tokenizer.vocab_size, frozenset(ends))
     made = backend.compile(
-        StructuredOutputsParams(structural_tag=forced_calls(dialect, TOOLS[:1], False, False))
+        StructuredOutputsParams(structural_tag=answer_tag(dialect, AnswerGrammar(TOOLS[:1])))
     )
     *token_ids, end = tokenizer.encode(text, False)
     assert end in ends
@@ -239,4 +239,4 @@ def test_any_schema_makes_a_grammar(backend, properties, required, dialect):
 def test_a_schema_that_is_none_is_refused_as_a_grammar_and_not_before(parameters):
     tools = [ToolSpec("f", {"name": "f"}, parameters)]
     for dialect in ("deepseek_v4", "hermes", "qwen3", "llama3_json", "openai"):
-        assert json.loads(forced_calls(dialect, tools, False, False))
+        assert json.loads(answer_tag(dialect, AnswerGrammar(tools)))

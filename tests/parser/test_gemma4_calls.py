@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tests.parser.reading import pieces_of, read, told_calls
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.tokenizers.gemma4_conversations import MARKS
-from vllm.parser.forced_calls import forced_calls
+from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.registry import ParserChoice
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
@@ -71,7 +71,9 @@ def matchers(tokenizer: Tokenizer) -> dict[str, LLMatcher]:
     tools = {"required": TOOLS, "named": TOOLS[:1]}
     return {
         name: backend.compile(
-            StructuredOutputsParams(structural_tag=forced_calls("gemma4", own, True, False))
+            StructuredOutputsParams(
+                structural_tag=answer_tag("gemma4", AnswerGrammar(own, one_call=True))
+            )
         )
         for name, own in tools.items()
     }

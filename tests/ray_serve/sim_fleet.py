@@ -58,6 +58,7 @@ _DECODE_S = 0.05
 HEALTH_S = 10.0
 HEARTBEAT_S = 8.0
 _START_S = 2.0
+_DRAIN_S = 600.0
 
 
 def told_tokens(prompt: Sequence[int]) -> list[int]:
@@ -404,6 +405,10 @@ class SimServe:
     def _replace(self, host: Host) -> None:
         """End one; if it served, start another."""
         host.kill()
+        self._unlist(host)
+
+    def _unlist(self, host: Host) -> None:
+        """If one serves, let it serve no more, and start another."""
         if host.name in self.listed:
             self.listed.remove(host.name)
             self._later(_START_S, lambda: self.listed.append(self._make().name))
@@ -430,7 +435,9 @@ class SimServe:
             self._later(HEARTBEAT_S + 1, lambda: self._replace(host))
         elif kind == "actor freezes":
             host.freeze(None)
-            self._later(HEALTH_S, lambda: self._replace(host))
+            # Serve does not end it before it could have finished what it has.
+            self._later(HEALTH_S, lambda: self._unlist(host))
+            self._later(HEALTH_S + _DRAIN_S, host.kill)
         elif kind == "actor pauses":
             host.freeze(self._rng.uniform(0.1, 8))
         elif kind == "partition":

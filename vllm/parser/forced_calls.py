@@ -65,25 +65,6 @@ class _Spelling:
     answer_head: str = ""
 
 
-def forced_calls(
-    dialect: str,
-    tools: Sequence[ToolSpec],
-    one_call: bool,
-    in_reasoning: bool,
-    may_reason: bool = True,
-) -> str:
-    """Return the structural tag of an answer that calls at least one of ``tools``.
-
-    Args:
-        dialect: Name of the format of calls.
-        tools: Those that may be called, at least one.
-        one_call: Whether one call is all.
-        in_reasoning: Whether the grammar begins behind reasoning that the prompt has opened.
-        may_reason: Whether an answer whose prompt says nothing of reasoning may begin with it.
-    """
-    return answer_tag(dialect, AnswerGrammar(tools, None, one_call, in_reasoning, may_reason))
-
-
 def answer_tag(dialect: str, grammar: AnswerGrammar) -> str:
     """Return the structural tag of an answer that calls, or has its form."""
     spelling = _SPELLINGS[dialect]

@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial, singledispatchmethod
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
     AskCacheView,
+    AskHeldPrefixes,
     CallAnswer,
     Codec,
     CoreBack,
@@ -39,6 +40,7 @@ from vllm.v1.engine.wire import (
     FromCore,
     Ready,
     RequestRejected,
+    ResetPrefixCache,
     StepOutputs,
     TellAll,
     ToCore,
@@ -54,6 +56,9 @@ _SILENT_S = 5.0
 _WATCH_S = 0.2
 # No replica took a request for so long: the client is told instead of waiting for ever.
 _PLACE_S = 60.0
+# The actor of a request said nothing for so long: it hangs. Serve sees that, too, but lets it have
+# what a replica that leaves may take to finish, before it ends it and so the request.
+_MUTE_S = 30.0
 # Replicas that may die under a request before it had a token.
 _MAX_TRIES = 5
 _ASK_S = 30.0
@@ -76,6 +81,21 @@ def _is_end(error: Exception) -> bool:
     if isinstance(error, RayTaskError):
         return isinstance(error.cause, EngineDeadError)
     return isinstance(error, ActorDiedError | _LostError)
+
+
+async def _read(stream: AsyncIterator[Any]) -> Any:
+    """Return the next item of an answer that is not over.
+
+    Raises:
+        _CutError: There is none.
+    """
+    try:
+        async with asyncio.timeout(_MUTE_S):
+            return await anext(stream)
+    except StopAsyncIteration:
+        raise _CutError("its answer ended early") from None
+    except TimeoutError:
+        raise _CutError(f"it said nothing for {_MUTE_S:g} s") from None
 
 
 class FleetCores(MailboxHandle):
@@ -152,24 +172,40 @@ class FleetCores(MailboxHandle):
             self._dead_error = EngineDeadError(f"The fleet is not followed any more: {error!r}")
             self._mailbox.put(Dead(str(self._dead_error)))
 
+    @singledispatchmethod
     def _send(self, message: ToCore) -> None:
-        if isinstance(message, AddRequest):
-            request = message.request
-            task = asyncio.create_task(self._follow(request))
-            self._following[request.request_id] = task
-            # Not in the task: one that is cancelled before it began runs no line.
-            task.add_done_callback(partial(self._settle, request.request_id))
-        elif isinstance(message, AbortRequests):
-            for request_id in message.request_ids:
-                followed = self._following.get(request_id)
-                if followed is not None:
-                    followed.cancel()
-        elif isinstance(message, WithdrawPrefixes):
-            data = self._codec.encode(message)
-            for name in self._fleet.living():
-                self._spawn(self._tell(name, data))
-        elif isinstance(message, Question):
-            self._spawn(self._ask(message))
+        """Send a message; those of no method here are not for a fleet."""
+
+    @_send.register
+    def _send_request(self, message: AddRequest) -> None:
+        request = message.request
+        task = asyncio.create_task(self._follow(request))
+        self._following[request.request_id] = task
+        # Not in the task: one that is cancelled before it began runs no line.
+        task.add_done_callback(partial(self._settle, request.request_id))
+
+    @_send.register
+    def _send_aborts(self, message: AbortRequests) -> None:
+        for request_id in message.request_ids:
+            followed = self._following.get(request_id)
+            if followed is not None:
+                followed.cancel()
+
+    @_send.register
+    def _send_withdrawal(self, message: WithdrawPrefixes) -> None:
+        data = self._codec.encode(message)
+        for name in self._fleet.living():
+            self._spawn(self._tell(name, data))
+
+    @_send.register
+    def _send_question(self, message: ResetPrefixCache | AskHeldPrefixes) -> None:
+        self._spawn(self._ask(message, self._fleet.living()))
+
+    @_send.register
+    def _send_view_question(self, message: AskCacheView) -> None:
+        # A picture shows one cache: that of the lowest rank.
+        by_rank = sorted((rank, name) for name, rank in self._fleet.living().items())
+        self._spawn(self._ask(message, {name: rank for rank, name in by_rank[:1]}))
 
     def _settle(self, request_id: str, task: asyncio.Task[None]) -> None:
         self._following.pop(request_id, None)
@@ -233,14 +269,16 @@ class FleetCores(MailboxHandle):
                 raise _CutError("its answer ended before it began")
             assert isinstance(first, Taken)
             taken = first.replica
-            async for item in stream:
+            while True:
+                item = await _read(stream)
+                if isinstance(item, Taken):
+                    continue
                 message = self._codec.decode_from_core(item)
                 if isinstance(message, Dead):
                     raise _LostError(message.message)
                 has_token |= isinstance(message, StepOutputs)
                 if self._take(request_id, taken, message):
                     return True
-            raise _CutError("its answer ended early")
         except TimeoutError as error:
             raise EngineCoreLostError(
                 f"No replica took this request within {_PLACE_S:g} s: send it again later."
@@ -337,15 +375,11 @@ class FleetCores(MailboxHandle):
 
     # ---- questions ---------------------------------------------------------------------------
 
-    async def _ask(self, question: Question) -> None:
-        living = self._fleet.living()
-        names = sorted(living, key=living.__getitem__)
-        if isinstance(question, AskCacheView):
-            # A picture shows one cache.
-            names = names[:1]
-        gathering = Gathering(question, {living[name] for name in names})
+    async def _ask(self, question: Question, asked: Mapping[str, int]) -> None:
+        gathering = Gathering(question, set(asked.values()))
         data = self._codec.encode(question)
-        await asyncio.gather(*(self._ask_one(n, living[n], data, gathering) for n in names))
+        asking = (self._ask_one(name, rank, data, gathering) for name, rank in asked.items())
+        await asyncio.gather(*asking)
         self._mailbox.put(gathering.merge())
 
     async def _ask_one(self, name: str, rank: int, data: bytes, gathering: Gathering) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, singledispatchmethod
 
 import msgspec
 import ray
@@ -44,6 +44,8 @@ logger = init_logger(__name__)
 
 # How long a question for news waits for some.
 _POLL_S = 1.0
+# How long a request has nothing to say before it says that it is here.
+_ALIVE_S = 5.0
 # Messages kept for a front end that does not ask; it notices the gap.
 _MAX_NEWS = 4096
 # A front end that has not asked for so long is gone.
@@ -52,7 +54,7 @@ _FORGET_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """First word about a request: a replica has it.
+    """First word about a request: a replica has it. Said again where nothing else is for a while.
 
     Attributes:
         replica: Its unique id.
@@ -163,7 +165,12 @@ class EngineReplica:
             self._core.send(AddRequest(request))
             yield Taken(self._name)
             while True:
-                message = await queue.get()
+                try:
+                    async with asyncio.timeout(_ALIVE_S):
+                        message = await queue.get()
+                except TimeoutError:
+                    yield Taken(self._name)
+                    continue
                 yield message
                 if request_id not in self._queues:
                     while not queue.empty():
@@ -252,26 +259,28 @@ class EngineReplica:
         """Bring a message from the core's thread to the event loop."""
         assert self._loop is not None
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._on_message, message)
+            self._loop.call_soon_threadsafe(self._take, message)
 
-    def _on_message(self, message: FromCore) -> None:
-        if isinstance(message, StepOutputs):
-            self._share_out(message.outputs)
-        elif isinstance(message, CoreStatus):
-            self._publish(self._codec.encode(message))
-        elif isinstance(message, RequestRejected):
-            queue = self._queues.pop(message.request_id, None)
-            if queue is not None:
-                queue.put_nowait(self._codec.encode(message))
-        elif isinstance(message, CallAnswer | HotPrefixes | Pulled):
-            answer = self._calls.get(message.call_id)
-            if answer is not None and not answer.done():
-                answer.set_result(self._codec.encode(message))
-        elif isinstance(message, Dead):
-            self._end_all(message)
+    @singledispatchmethod
+    def _take(self, message: FromCore) -> None:
+        """Take in a message of the core; those of no method here are for nobody."""
 
-    def _share_out(self, outputs: EngineCoreOutputs) -> None:
+    @_take.register
+    def _take_refusal(self, message: RequestRejected) -> None:
+        queue = self._queues.pop(message.request_id, None)
+        if queue is not None:
+            queue.put_nowait(self._codec.encode(message))
+
+    @_take.register
+    def _take_answer(self, message: CallAnswer | HotPrefixes | Pulled) -> None:
+        answer = self._calls.get(message.call_id)
+        if answer is not None and not answer.done():
+            answer.set_result(self._codec.encode(message))
+
+    @_take.register
+    def _share_out(self, message: StepOutputs) -> None:
         """Send each request its part of a step; the statistics go along with the first."""
+        outputs = message.outputs
         stats = outputs.scheduler_stats
         if stats is not None:
             # Pulls end when nobody is answered.
@@ -288,8 +297,11 @@ class EngineReplica:
             if output.finished:
                 del self._queues[output.request_id]
 
-    def _publish(self, data: bytes) -> None:
+    @_take.register
+    def _publish(self, message: CoreStatus) -> None:
+        """Keep what is new for each front end, until it asks."""
         assert self._loop is not None
+        data = self._codec.encode(message)
         now = self._loop.time()
         for name, listener in tuple(self._listeners.items()):
             if now - listener.asked_at > _FORGET_S:
@@ -298,7 +310,9 @@ class EngineReplica:
             listener.waiting.append(data)
             listener.is_new.set()
 
+    @_take.register
     def _end_all(self, message: Dead) -> None:
+        """Tell all who wait."""
         data = self._codec.encode(message)
         for queue in self._queues.values():
             queue.put_nowait(data)

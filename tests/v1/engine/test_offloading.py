@@ -30,9 +30,8 @@ from tests.v1.executor.rank_engines import run_engine
 from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
 from vllm.distributed.kv_transfer.offloading import connector as connector_module
-from vllm.distributed.kv_transfer.offloading import tier as tier_module
+from vllm.distributed.kv_transfer.offloading import tier_restores
 from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
-from vllm.distributed.kv_transfer.offloading.reporting import TierEvents
 from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings
 from vllm.distributed.kv_transfer.offloading.tier import Tier
 from vllm.exceptions import ConfigError
@@ -290,13 +289,13 @@ def test_host_memory_alone_keeps_what_the_pool_gives_up():
     stop(session)
 
 
-def test_both_tiers_behind_a_pool_far_too_small(tmp_path):
+def test_both_tiers_behind_a_pool_far_too_small(tmp_path, monkeypatch):
     prompts = prompts_of(3, tuple(range(200, 440, 30)))
     expected = cold(prompts)
     session = start(tmp_path / "cache", host="3MiB", num_blocks=112, max_len=480)
     tier = tier_of(session)
     session.core.scheduler.log_stats = False  # counts stay here
-    tier._events = TierEvents(is_on=True)
+    monkeypatch.setattr(tier.reports.events, "_is_on", True)
     batches: list[KVEventBatch] = []
     session.core.scheduler.kv_event_publisher = SimpleNamespace(
         publish=batches.append, shutdown=lambda: None
@@ -355,12 +354,13 @@ def test_every_miss_of_a_tier_has_its_reason(root, monkeypatch):
     tier = tier_of(session)
     session.core.scheduler.log_stats = False  # counts stay here
     # Computing is far quicker than this disk.
-    monkeypatch.setattr(tier, "_settings", replace(tier._settings, always_restore=False))
-    tier.rates = Rates(bytes_per_s=1.0, tokens_per_s={0: 1e9})
+    settings = replace(tier._settings, always_restore=False)
+    monkeypatch.setattr(tier.restores, "_settings", settings)
+    tier.stores._rates = Rates(bytes_per_s=1.0, tokens_per_s={0: 1e9})
     assert answer(session, KEPT[1:]) == cold(KEPT[1:])
     declined = {"restore_declined": 256, "first_seen": 32, "above_last_boundary": 12}
     assert misses(session)[-1] == declined
-    monkeypatch.setattr(tier, "_settings", replace(tier._settings, always_restore=True))
+    monkeypatch.setattr(tier.restores, "_settings", replace(settings, always_restore=True))
     session.core.reset_prefix_cache()
     # The disk refuses.
     worker = session.core.executor._worker._runner._connector._connector._loader
@@ -777,7 +777,7 @@ def test_a_folder_that_never_opens_costs_only_the_tier(root, monkeypatch):
         return opened(self, hash_root)
 
     monkeypatch.setattr(OffloadSettings, "open_folder", hang)
-    monkeypatch.setattr(tier_module, "_PATIENT_S", 0.0)
+    monkeypatch.setattr(tier_restores, "_PATIENT_S", 0.0)
     transfer = KVTransferConfig.from_dict(tiers_of(root))
     session = Session(make_core(32, transfer=transfer, num_blocks=3000, budget=256))
     assert answer(session, KEPT) == cold(KEPT)

@@ -47,8 +47,8 @@ class Case:
         session = begin(root, **arguments)
         ask(session, prompt)
         tier = tier_of(session)
-        self.group_tokens = tier._layout.group_tokens
-        self.rebuild_tokens = tier._coordinator.rebuild_tokens
+        self.group_tokens = tier.stores.layout.group_tokens
+        self.rebuild_tokens = session.core.scheduler.kv_cache_manager.coordinator.rebuild_tokens
         stop(session)
 
     def cold(self, prompt: list[int]) -> list[int]:
@@ -146,10 +146,10 @@ def test_a_request_that_ends_while_its_rows_come_leaves_nothing(case, root, monk
     monkeypatch.setattr(RowsFile, "read", wait)
     request_id = session.add(case.prompt, 4)
     session.step()
-    assert tier_of(session)._row_loads.is_waited_for(request_id)
+    assert tier_of(session).restores._row_loads.is_waited_for(request_id)
     session.core.abort_requests([request_id])
     has_ended.set()
-    while session.core.has_work() or tier_of(session)._row_loads.is_waited_for(request_id):
+    while session.core.has_work() or tier_of(session).restores._row_loads.is_waited_for(request_id):
         session.step()
     check_free(session)
     found = ask(session, case.prompt)

@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.code_layouts import (
-    read_awq_words,
-    read_compressed_words,
     read_fp8_codes,
-    read_gptq_words,
-    read_int8_codes,
     read_mxfp4_codes,
     read_mxfp8_codes,
     read_nvfp4_codes,
@@ -29,6 +25,11 @@ from vllm.model_executor.layers.quantization.interface import ExpertsSpec, Matri
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
+from vllm.model_executor.model_loader.integer_codes import (
+    TAKE_INTEGERS,
+    CodedMatrix,
+    RawTensors,
+)
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.packed_shards import PackedShards, refuse_cut_codes
 from vllm.model_executor.model_loader.quantization_config import QuantizationConfig, WeightScheme
@@ -44,7 +45,6 @@ _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 # DeepSeek's name for a scale that is multiplied by as any other.
 _INVERSE = ".weight_scale_inv"
 _SMALL_FLOATS = ("nvfp4", "mxfp4", "mxfp8")
-_INTEGERS = {"I32": torch.int32, "I64": torch.int64}
 
 
 class PackedWeights(MatrixStorages):
@@ -137,81 +137,32 @@ class PackedWeights(MatrixStorages):
     ) -> Storage:
         if scheme.format == "fp8":
             return self._make_fp8(name, scheme, rows, columns, device)
-        make = _RawTensors(name, self._tensors, device)
-        width, group = 32 // scheme.bits, scheme.group
+        make = RawTensors(name, self._tensors, device)
         shard = self._shards.of_matrix(name)
+        whole = _whole_size(shard, rows, columns)
+        matrix = CodedMatrix(name, scheme, (rows, columns), whole, shard, make)
         words_of_outputs = scheme.format in ("gptq", "awq") or not scheme.is_symmetric
         refuse_cut_codes(
-            name, (rows, columns), width if words_of_outputs else 1, group or width, shard
+            name,
+            matrix.size,
+            matrix.width if words_of_outputs else 1,
+            scheme.group or matrix.width,
+            shard,
         )
-        whole = _whole_size(shard, rows, columns)
-        num_groups = -(-columns // group) if group else 1
         if scheme.format == "mxfp8" and device.type != "cpu":
             # Panels of such codes are kept by CPUs alone.
-            shape = (rows, num_groups)
+            shape = (rows, matrix.num_groups)
             scales = torch.empty(shape, dtype=torch.uint8, device=device)
-            return Fp8Blocks(rows, columns, (1, group), scales, (".weight_scale", shape))
-        convert: Convert
+            block = (1, scheme.group)
+            return Fp8Blocks(rows, columns, block, scales, (".weight_scale", shape))
         if scheme.format in _SMALL_FLOATS:
-            convert = self._take_small_floats(name, scheme, (rows, columns), make)
-
-        elif scheme.format == "int8":
-            make.take(".weight", torch.int8, (rows, columns))
-            make.take_scales((rows, num_groups))
-
-            def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
-                scales = raw[".weight_scale"].expand(rows, num_groups)
-                return read_int8_codes(raw[".weight"], scales, group)
-
-        elif scheme.format == "packed":
-            make.take(".weight_packed", torch.int32, (rows, -(-columns // width)))
-            make.take_scales((rows, num_groups))
-            make.take_shape((rows, columns))
-            if not scheme.is_symmetric:
-                shape = (-(-rows // width), num_groups)
-                make.take(".weight_zero_point", torch.int32, shape)
-
-            def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
-                _check_size(name, raw.get(".weight_shape"), whole)
-                zeros = raw.get(".weight_zero_point")
-                scales = raw[".weight_scale"].expand(rows, num_groups)
-                return read_compressed_words(
-                    raw[".weight_packed"], scales, zeros, scheme.bits, group, columns
-                )
-
-        elif scheme.format == "gptq":
-            _check_whole_words(name, columns, rows, width)
-            make.take(".qweight", torch.int32, (columns // width, rows))
-            make.take_floats(".scales", (num_groups, rows))
-            make.take_if_stored(".qzeros", torch.int32, (num_groups, rows // width))
-            make.take_if_stored(".g_idx", torch.int32, whole[1:])
-            make.take_zero_bias(rows)
-
-            def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
-                return read_gptq_words(
-                    raw[".qweight"],
-                    raw[".scales"],
-                    raw.get(".qzeros"),
-                    _take_order(name, raw.get(".g_idx"), group, shard),
-                    scheme.bits,
-                    group,
-                    adds_one=scheme.adds_one,
-                )
-
+            convert = self._take_small_floats(name, scheme, matrix.size, make)
         else:
-            _check_whole_words(name, columns, rows, width)
-            make.take(".qweight", torch.int32, (columns, rows // width))
-            make.take_floats(".scales", (num_groups, rows))
-            make.take(".qzeros", torch.int32, (num_groups, rows // width))
-            make.take_zero_bias(rows)
-
-            def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
-                return read_awq_words(raw[".qweight"], raw[".scales"], raw[".qzeros"], group)
-
+            convert = TAKE_INTEGERS[scheme.format](matrix)
         return PackingStorage(rows, columns, make.raw, convert, self._find_inputs(scheme))
 
     def _take_small_floats(
-        self, name: str, scheme: WeightScheme, size: tuple[int, int], make: "_RawTensors"
+        self, name: str, scheme: WeightScheme, size: tuple[int, int], make: RawTensors
     ) -> Convert:
         """Makes the destinations of NVFP4, MXFP4 or MXFP8, and returns what reads them."""
         rows, columns = size
@@ -323,88 +274,8 @@ class PackedWeights(MatrixStorages):
         return PackingStorage(rows, columns, raw, convert)
 
 
-class _RawTensors:
-    """Destinations of one matrix's tensors, in the types that the files have."""
-
-    def __init__(
-        self, name: str, tensors: Mapping[str, StoredTensor], device: torch.device
-    ) -> None:
-        self._name, self._tensors, self._device = name, tensors, device
-        self.raw: dict[str, torch.Tensor] = {}
-
-    def take(self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        self.raw[suffix] = torch.empty(shape, dtype=dtype, device=self._device)
-
-    def take_if_stored(self, suffix: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        if self._name + suffix in self._tensors:
-            self.take(suffix, dtype, shape)
-
-    def take_one(self, suffix: str) -> None:
-        """A number, which some writers store as a list of one."""
-        stored = self._tensors.get(self._name + suffix)
-        has_axis = stored is not None and len(stored.shape) > 0
-        self.take(suffix, torch.float32, (1,) if has_axis else ())
-
-    def take_floats(self, suffix: str, shape: tuple[int, ...]) -> None:
-        """Scales keep their type: fp16 has no room for all of bf16's."""
-        stored = self._tensors.get(self._name + suffix)
-        self.take(suffix, _FLOATS.get(stored.dtype if stored else "", torch.float32), shape)
-
-    def take_scales(self, shape: tuple[int, int]) -> None:
-        """Those of compressed-tensors, which may be one of the whole matrix."""
-        stored = self._tensors.get(f"{self._name}.weight_scale")
-        is_one = shape[1] == 1 and stored is not None and stored.shape in ((), (1,))
-        self.take_floats(".weight_scale", stored.shape if is_one and stored else shape)
-
-    def take_shape(self, shape: tuple[int, int]) -> None:
-        """The true size of a matrix, which ends within a word perhaps; known already."""
-        stored = self._tensors.get(f"{self._name}.weight_shape")
-        if stored is not None:
-            self.take(".weight_shape", _INTEGERS.get(stored.dtype, torch.int64), (len(shape),))
-
-    def take_zero_bias(self, num_rows: int) -> None:
-        """Some writers store a bias of zeros where the model has none."""
-        if f"{self._name}.bias" in self._tensors:
-            self.raw[".bias"] = torch.zeros(num_rows, device=self._device)
-
-
 def _whole_size(shard: Shard | None, rows: int, columns: int) -> tuple[int, int]:
     if shard is None or shard is ELSEWHERE:
         return rows, columns
     whole_rows, whole_columns = shard.whole_shape((rows, columns))
     return whole_rows, whole_columns
-
-
-def _take_order(
-    name: str, group_of_input: torch.Tensor | None, group: int, shard: Shard | None
-) -> torch.Tensor | None:
-    """Returns the groups of a rank's inputs, numbered from its first.
-
-    Raises:
-        ConfigError: Inputs are cut, and groups are not runs of neighbours (``desc_act``).
-    """
-    if group_of_input is None or shard is None or shard.axis == 0:
-        return group_of_input
-    whole = torch.arange(len(group_of_input)) // (group or len(group_of_input))
-    if not torch.equal(group_of_input.long().cpu(), whole):
-        raise ConfigError(
-            f"{name} has its inputs in the order of their groups (desc_act), which lie on all of "
-            f"{shard.count} ranks: use --tensor-parallel-size 1."
-        )
-    return None
-
-
-def _check_size(name: str, stored: torch.Tensor | None, wanted: tuple[int, int]) -> None:
-    if stored is not None and tuple(stored.tolist()) != wanted:
-        raise CheckpointError(
-            f"{name}.weight_shape is {stored.tolist()}, but the model that config.json describes "
-            f"needs {list(wanted)}."
-        )
-
-
-def _check_whole_words(name: str, columns: int, rows: int, width: int) -> None:
-    if columns % width or rows % width:
-        raise CheckpointError(
-            f"{name} has {rows} outputs and {columns} inputs, which are not whole words of {width} "
-            "codes: config.json describes another model than the weights."
-        )

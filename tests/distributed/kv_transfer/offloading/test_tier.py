@@ -17,7 +17,7 @@ from tests.distributed.kv_transfer.offloading.tier_rig import (
     make_store,
     rows_key,
 )
-from vllm.distributed.kv_transfer.offloading import tier as tier_module
+from vllm.distributed.kv_transfer.offloading import tier_restores, tier_writes
 from vllm.distributed.kv_transfer.offloading.orders import Moved, OffloadReport
 from vllm.distributed.kv_transfer.offloading.warming import WARM_FILE
 from vllm.distributed.kv_transfer.warmth import load_prefixes
@@ -69,7 +69,7 @@ def test_what_the_pool_gave_up_meanwhile_is_dropped() -> None:
 
 
 def test_so_many_bytes_are_on_their_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_module, "_MAX_QUEUED_BYTES", ROWS_BYTES + 1)
+    monkeypatch.setattr(tier_writes, "_MAX_QUEUED_BYTES", ROWS_BYTES + 1)
     rig = TierRig(make_store())
     orders = rig.step(rig.begin(make_request("0", PROMPT)), PROMPT)
     assert len(orders.writes) == 2
@@ -121,7 +121,7 @@ def test_what_the_disk_reads_in_host_memory_stays_there_until_then() -> None:
 
 
 def test_who_finds_no_room_waits_for_it_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_module, "_MAX_REFUSALS", 3)
+    monkeypatch.setattr(tier_writes, "_MAX_REFUSALS", 3)
     disk = make_store()
     rig = TierRig(disk)
     refuse = True
@@ -141,7 +141,7 @@ def test_who_finds_no_room_waits_for_it_and_not_for_ever(monkeypatch: pytest.Mon
     assert rig.tier.counts.stores["no_room"] == 0
     assert rig.step().writes == []
     assert rig.tier.counts.stores["no_room"] == 1
-    assert not rig.tier._gate.ready
+    assert not rig.tier.writes.gate.ready
 
 
 @pytest.mark.parametrize("first_is_unsynced", [True, False])
@@ -230,7 +230,7 @@ def test_rows_without_a_state_are_loaded_for_nobody_and_not_for_ever() -> None:
     rig.coordinator.rebuild_tokens = UNIT
     rig.keep(make_request("0", PROMPT))
     loads = Mock(is_waited_for=Mock(return_value=False), begin=Mock(return_value=True))
-    rig.tier._row_loads = loads
+    rig.tier.restores._row_loads = loads
     request = make_request("1", PROMPT)
     for _ in range(2):
         # It is looked up anew when they are there.
@@ -249,7 +249,7 @@ def test_a_request_waits_for_a_folder_that_opens_but_not_for_ever(
     kept: TierRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(tier_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(tier_restores, "time", SimpleNamespace(monotonic=lambda: now))
     assert kept.keeper is not None
     kept.keeper.is_opening = True
     request = make_request("1", PROMPT)
@@ -271,7 +271,7 @@ def test_a_restore_ends_with_its_request(kept: TierRig) -> None:
 
 def test_why_nothing_was_restored_is_told_in_its_step_alone(kept: TierRig) -> None:
     kept.tier._settings.always_restore = False  # type: ignore[misc]  # the rig's, which is plain
-    kept.tier.rates = Rates(bytes_per_s=1.0, tokens_per_s={0: 1e12})
+    kept.tier.stores._rates = Rates(bytes_per_s=1.0, tokens_per_s={0: 1e12})
     request = make_request("1", PROMPT)
     assert kept.tier.find_tokens(request, 0) == 0
     note = kept.tier.explain(request)
@@ -288,7 +288,7 @@ def test_what_other_restores_read_before_counts() -> None:
     for seed in range(2):
         rig.keep(make_request(f"k{seed}", GROUP + 1, seed))
     # Alone a restore takes 1.25 s of the 1.6 that computing takes; behind another one twice that.
-    rig.tier.rates = Rates(bytes_per_s=ROWS_BYTES, tokens_per_s={0: GROUP / 1.6})
+    rig.tier.stores._rates = Rates(bytes_per_s=ROWS_BYTES, tokens_per_s={0: GROUP / 1.6})
     assert rig.restore(make_request("0", GROUP + 1, 0)) == GROUP
     assert rig.restore(make_request("1", GROUP + 1, 1)) == 0
 
@@ -335,7 +335,7 @@ def test_what_came_from_the_disk_stays_in_host_memory(has_failed: bool) -> None:
 def test_a_reset_forgets_what_is_kept_and_what_waits_for_it(
     is_opening: bool, has_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier_module, "_MAX_QUEUED_BYTES", 1)
+    monkeypatch.setattr(tier_writes, "_MAX_QUEUED_BYTES", 1)
     disk, host = make_store(), make_store() if has_host else None
     rig = TierRig(disk, host)
     assert rig.keeper is not None
@@ -367,5 +367,5 @@ def test_a_restart_does_not_renew_a_budget() -> None:
     first.step(first.begin(make_request("0", PROMPT)), 3 * GROUP)
     first.tier.close()
     second = TierRig(make_store(), small=small, write_budget_per_day=budget)
-    assert second.tier._gate.budget.allows(ROWS_BYTES * WORKERS)
-    assert not second.tier._gate.budget.allows(ROWS_BYTES * WORKERS + 1)
+    assert second.tier.writes.gate.budget.allows(ROWS_BYTES * WORKERS)
+    assert not second.tier.writes.gate.budget.allows(ROWS_BYTES * WORKERS + 1)

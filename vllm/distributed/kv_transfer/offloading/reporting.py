@@ -265,3 +265,34 @@ class TierNews:
             return (1,)
         # Where nothing but rows is needed, a request can resume behind any group of them.
         return (0,) if self._layout.has_windows else (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TierReports:
+    """What the tiers tell whom.
+
+    Attributes:
+        layout: What objects are made of.
+        counts: For metrics.
+        events: For those who listen to KV events.
+        news: For a router.
+    """
+
+    layout: ObjectLayout
+    counts: TierCounts
+    events: TierEvents
+    news: TierNews
+
+    def name(self, key: ObjectKey, block_hashes: Sequence[BlockHash]) -> None:
+        """Remember an object's whole hash, before it is stored."""
+        self.events.note(key, block_hashes, self.layout)
+
+    def stored(self, keys: Sequence[ObjectKey], medium: str) -> None:
+        """Tell of objects that can be found from now on."""
+        self.events.stored(keys, medium)
+        self.news.stored(keys, medium)
+
+    def removed(self, keys: Sequence[ObjectKey], medium: str) -> None:
+        """Tell of objects that can be found no more."""
+        self.events.removed(keys, medium)
+        self.news.removed(keys, medium)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, singledispatchmethod
 
 import msgspec
 
@@ -23,6 +23,7 @@ from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
     AskCacheView,
+    AskHeldPrefixes,
     CallAnswer,
     CoreBack,
     CoreLost,
@@ -34,12 +35,12 @@ from vllm.v1.engine.wire import (
     Pulled,
     Ready,
     RequestRejected,
+    ResetPrefixCache,
     StepOutputs,
     TellAll,
     ToCore,
     WithdrawPrefixes,
 )
-from vllm.v1.messages import EngineCoreRequest
 
 logger = init_logger(__name__)
 
@@ -107,7 +108,7 @@ class DataParallelCores(MailboxHandle):
         self._hash_prompt = make_prompt_hasher(self._config, merged.kv_cache.unit)
         self._router = Router(RouterSettings.from_config(self._config, merged.kv_cache))
         for rank, handle in enumerate(self._handles):
-            handle.subscribe(partial(self._on_message, rank))
+            handle.subscribe(partial(self._take, rank=rank, router=self._router))
         self._ready = merged
         return merged
 
@@ -115,16 +116,7 @@ class DataParallelCores(MailboxHandle):
         """Send a message to the cores that it concerns; refusals come back as messages."""
         if self._dead_error is not None or self._router is None:
             return
-        if isinstance(message, AddRequest):
-            self._add(message.request, self._router)
-        elif isinstance(message, AbortRequests):
-            self._abort(message.request_ids, self._router)
-        elif isinstance(message, WithdrawPrefixes):
-            # Only one of them knows a name.
-            for rank in self._router.living():
-                self._handles[rank].send(message)
-        elif isinstance(message, Question):
-            self._ask(message, self._router)
+        self._send(message, self._router)
 
     def living(self) -> Sequence[int]:
         """Return the ranks of the cores that serve."""
@@ -146,8 +138,13 @@ class DataParallelCores(MailboxHandle):
 
     # ---- to the cores ------------------------------------------------------------------------
 
-    def _add(self, request: EngineCoreRequest, router: Router) -> None:
-        request = with_hashes(request, self._hash_prompt)
+    @singledispatchmethod
+    def _send(self, message: ToCore, router: Router) -> None:
+        """Send a message; those of no method here are not for several cores."""
+
+    @_send.register
+    def _send_request(self, message: AddRequest, router: Router) -> None:
+        request = with_hashes(message.request, self._hash_prompt)
         try:
             rank = router.route(request)
         except VllmError as error:
@@ -155,21 +152,33 @@ class DataParallelCores(MailboxHandle):
             return
         self._handles[rank].send(AddRequest(request))
 
-    def _abort(self, request_ids: list[str], router: Router) -> None:
+    @_send.register
+    def _send_aborts(self, message: AbortRequests, router: Router) -> None:
         by_rank: dict[int, list[str]] = {}
-        for request_id in request_ids:
+        for request_id in message.request_ids:
             rank = router.end(request_id)
             if rank is not None:
                 by_rank.setdefault(rank, []).append(request_id)
         for rank, ids in by_rank.items():
             self._handles[rank].send(AbortRequests(ids))
 
-    def _ask(self, message: Question, router: Router) -> None:
+    @_send.register
+    def _send_withdrawal(self, message: WithdrawPrefixes, router: Router) -> None:
+        # Only one of them knows a name.
+        for rank in router.living():
+            self._handles[rank].send(message)
+
+    @_send.register
+    def _send_question(self, message: ResetPrefixCache | AskHeldPrefixes, router: Router) -> None:
+        self._ask(message, router.living())
+
+    @_send.register
+    def _send_view_question(self, message: AskCacheView, router: Router) -> None:
+        # A picture shows one cache.
+        self._ask(message, router.living()[:1])
+
+    def _ask(self, message: Question, ranks: Sequence[int]) -> None:
         with self._lock:
-            ranks = router.living()
-            if isinstance(message, AskCacheView):
-                # A picture shows one cache.
-                ranks = ranks[:1]
             self._gatherings[message.call_id] = Gathering(message, set(ranks))
         for rank in ranks:
             self._handles[rank].send(message)
@@ -177,35 +186,36 @@ class DataParallelCores(MailboxHandle):
 
     # ---- from the cores ----------------------------------------------------------------------
 
-    def _on_message(self, rank: int, message: FromCore) -> None:
-        assert self._router is not None
-        if isinstance(message, StepOutputs):
-            message.outputs.engine_index = rank
-            self._router.take_step(message.outputs.outputs)
-            self._mailbox.put(message)
-        elif isinstance(message, CoreStatus):
-            if self._router.observe(rank, message):
-                self._handles[rank].send(TellAll())
-        elif isinstance(message, RequestRejected):
-            self._router.end(message.request_id)
-            self._mailbox.put(message)
-        elif isinstance(message, HotPrefixes | Pulled):
-            self._warm_start.settle(message)
-        elif isinstance(message, CallAnswer):
-            self._gather(rank, message)
-        elif isinstance(message, CoreLost):
-            # Somebody else keeps the cores, and says that there will be others.
-            self._lose(rank, message.message, self._router)
-        elif isinstance(message, Ready):
-            self._welcome(rank, message, self._router)
-        elif isinstance(message, Dead):
-            self._on_dead(rank, message, self._router)
+    @singledispatchmethod
+    def _take(self, message: FromCore, rank: int, router: Router) -> None:
+        """Take in a message of a core; those of no method here are for nobody."""
 
-    def _gather(self, rank: int, answer: CallAnswer) -> None:
+    @_take.register
+    def _take_step(self, message: StepOutputs, rank: int, router: Router) -> None:
+        message.outputs.engine_index = rank
+        router.take_step(message.outputs.outputs)
+        self._mailbox.put(message)
+
+    @_take.register
+    def _take_status(self, message: CoreStatus, rank: int, router: Router) -> None:
+        if router.observe(rank, message):
+            self._handles[rank].send(TellAll())
+
+    @_take.register
+    def _take_refusal(self, message: RequestRejected, rank: int, router: Router) -> None:
+        router.end(message.request_id)
+        self._mailbox.put(message)
+
+    @_take.register
+    def _take_pull(self, message: HotPrefixes | Pulled, rank: int, router: Router) -> None:
+        self._warm_start.settle(message)
+
+    @_take.register
+    def _take_answer(self, message: CallAnswer, rank: int, router: Router) -> None:
         with self._lock:
-            gathering = self._gatherings.get(answer.call_id)
+            gathering = self._gatherings.get(message.call_id)
             if gathering is not None:
-                gathering.take(rank, answer)
+                gathering.take(rank, message)
         self._settle_gatherings()
 
     def _settle_gatherings(self) -> None:
@@ -217,7 +227,17 @@ class DataParallelCores(MailboxHandle):
 
     # ---- death and return --------------------------------------------------------------------
 
-    def _on_dead(self, rank: int, message: Dead, router: Router) -> None:
+    @_take.register
+    def _take_loss(self, message: CoreLost, rank: int, router: Router) -> None:
+        # Somebody else keeps the cores, and says that there will be others.
+        self._lose(rank, message.message, router)
+
+    @_take.register
+    def _take_return(self, message: Ready, rank: int, router: Router) -> None:
+        self._welcome(rank, message, router)
+
+    @_take.register
+    def _take_death(self, message: Dead, rank: int, router: Router) -> None:
         if self._closing:
             return
         num_restarts = self._num_restarts_left[rank]
@@ -277,7 +297,7 @@ class DataParallelCores(MailboxHandle):
             if not router.num_alive() and not self._closing:
                 self._die(str(error))
             return
-        handle.subscribe(partial(self._on_message, rank))
+        handle.subscribe(partial(self._take, rank=rank, router=router))
         self._warm(handle, router)
         self._welcome(rank, ready, router)
 
