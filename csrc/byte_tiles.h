@@ -76,12 +76,17 @@ VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   } else if constexpr (Kind == VN_CODE_INT6) {
     return {six_bits<Part>(unit.words[Part / 2], unit.words[2]).v};
   } else {
+    const __m512i w = unit.words[0].v, own = _mm512_set1_epi8(15);
+    const __m512i moved = Part == 0 ? w : _mm512_srli_epi32(w, 4);
+    // (moved & own) ^ 8
+    if constexpr (Kind == VN_CODE_INT4) {
+      return {_mm512_ternarylogic_epi32(moved, own, _mm512_set1_epi8(8), 0x6a)};
+    }
+    const __m512i nibbles = _mm512_and_si512(moved, own);
+    if constexpr (Kind == VN_CODE_UINT4) return {nibbles};
     static constexpr LiftedValues<Kind> kTable(kLift<Kind>);
     const __m128i* values = reinterpret_cast<const __m128i*>(kTable.values);
     const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(values));
-    const __m512i w = unit.words[0].v;
-    const __m512i nibbles =
-        _mm512_and_si512(Part == 0 ? w : _mm512_srli_epi32(w, 4), _mm512_set1_epi8(15));
     return {_mm512_shuffle_epi8(table, nibbles)};
   }
 }
@@ -316,7 +321,7 @@ constexpr int kByteTileVecs = R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVe
                                                                       : kByteVecs;
 
 // Codes as they are stored, which each tile makes bytes of.
-template <int Kind>
+template <int Kind, CodeFetch kAsks>
 struct StoredBytes {
   static constexpr bool kIsDecoded = false;
   const PanelView& panel;
@@ -324,7 +329,7 @@ struct StoredBytes {
   // Calls body(part, bytes) for the parts of a unit.
   template <bool kFetches, typename Body>
   VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
-    const Unit<Kind> unit = panel.template unit<Kind, kFetches>(at, vec);
+    const Unit<Kind> unit = panel.template unit<Kind, kFetches ? kAsks : kFetchNone>(at, vec);
     each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, byte_codes<Kind, part>(unit)); });
   }
 };
@@ -349,7 +354,7 @@ struct DecodedBytes {
 template <int Kind>
 inline void decode_bytes(const PanelView& panel, int64_t begin, int64_t end, ByteCodes<Kind>* out) {
   constexpr int kParts = kUnitCodes<Kind> / 4;
-  const StoredBytes<Kind> stored = {panel};
+  const StoredBytes<Kind, kFetchLater> stored = {panel};
   for (int64_t at = begin; at < end; ++at) {
     each<kPanelVecs>([&](auto vec) VN_NOW {
       stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
@@ -446,7 +451,17 @@ inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& pan
     input_scales[r] = x.scales + (row + r) * x.groups;
     totals[r] = x.sums + (row + r) * x.groups;
   });
+  const bool has_offsets = panel.m.offsets != nullptr;
   for (int first = 0; first < kPanelVecs; first += C) {
+    // Sums of few rows stay in registers from group to group.
+    constexpr bool kIsNear = 2 * R * C <= kByteRows * kByteVecs;
+    Vec near[kIsNear ? R * C : 1];
+    const auto place = [&](auto i) VN_NOW {
+      return sums + (i / C) * kPanel + (first + i % C) * kLanes;
+    };
+    if constexpr (kIsNear) {
+      each<R * C>([&](auto i) VN_NOW { near[i] = begin == 0 ? zero() : load(place(i)); });
+    }
     for (int64_t g = begin; g < end; ++g) {
       Ints chains[R * C];
       dot_units<Kind, R, C>(
@@ -456,20 +471,25 @@ inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& pan
         const int64_t at = (first + c) * kLanes;
         const Vec own = load(widened.scales(g) + at);
         const Vec step = Kind == VN_CODE_E2M1 ? mul(own, fill(0.5f)) : own;
+        const Vec offset = has_offsets ? load(widened.offsets(g) + at) : zero();
         each<R>([&](auto r) VN_NOW {
-          float* out = sums + r * kPanel + at;
-          const Vec before = g == 0 ? zero() : load(out);
-          store(out, fused(to_floats(chains[r * C + c]), mul(step, fill(input_scales[r][g])), before));
-        });
-        if (panel.m.offsets != nullptr) {
-          const Vec offset = load(widened.offsets(g) + at);
-          each<R>([&](auto r) VN_NOW {
-            float* out = sums + r * kPanel + at;
+          constexpr int i = r * C + c;
+          Vec sum = kIsNear ? near[kIsNear ? i : 0] : g == 0 ? zero() : load(sums + r * kPanel + at);
+          sum = fused(to_floats(chains[i]), mul(step, fill(input_scales[r][g])), sum);
+          if (has_offsets) {
             const float inputs_of_group = input_scales[r][g] * static_cast<float>(totals[r][g]);
-            store(out, fused(offset, fill(inputs_of_group), load(out)));
-          });
-        }
+            sum = fused(offset, fill(inputs_of_group), sum);
+          }
+          if constexpr (kIsNear) {
+            near[i] = sum;
+          } else {
+            store(sums + r * kPanel + at, sum);
+          }
+        });
       });
+    }
+    if constexpr (kIsNear) {
+      each<R * C>([&](auto i) VN_NOW { store(place(i), near[i]); });
     }
   }
 }
@@ -490,24 +510,32 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
   for (int64_t begin = 0; begin < panel.groups; begin += step) {
     const int64_t end = std::min(panel.groups, begin + step);
     widened.widen(panel, begin, end);
-    const auto run = [&](const auto& source) VN_NOW {
-      each_tile<kByteRows>(rows, [&](auto height, int64_t at) {
-        float* own = sums.data() + at * kPanel;
-        dot_byte_tile<Kind, height>(x, row + at, panel, source, widened, begin, end, own);
-        if (end < panel.groups) return;
-        // Sums lie near one another until they are whole: rows of the output share places in caches.
-        for (int r = 0; r < height; ++r) {
-          std::memcpy(part.out + (at + r) * part.stride, own + r * kPanel + part.start,
-                      sizeof(float) * part.count);
-        }
-      });
+    const auto run_tile = [&](auto height, int64_t at, const auto& source) VN_NOW {
+      float* own = sums.data() + at * kPanel;
+      dot_byte_tile<Kind, height>(x, row + at, panel, source, widened, begin, end, own);
+      if (end < panel.groups) return;
+      // Sums lie near one another until they are whole: rows of the output share places in caches.
+      for (int r = 0; r < height; ++r) {
+        std::memcpy(part.out + (at + r) * part.stride, own + r * kPanel + part.start,
+                    sizeof(float) * part.count);
+      }
     };
     if (decodes) {
       decode_bytes(panel, begin * group_units, std::min(panel.units, end * group_units),
                    codes.data());
-      run(DecodedBytes<Kind>{codes.data(), begin * group_units});
+      const DecodedBytes<Kind> source = {codes.data(), begin * group_units};
+      each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
+    } else if (rows == 1) {
+      // Memory is the limit.
+      const std::integral_constant<int, 1> one;
+      if (x.units.fetches_alone) {
+        run_tile(one, 0, StoredBytes<Kind, kFetchNone>{panel});
+      } else {
+        run_tile(one, 0, StoredBytes<Kind, kFetchNext>{panel});
+      }
     } else {
-      run(StoredBytes<Kind>{panel});
+      const StoredBytes<Kind, kFetchLater> source = {panel};
+      each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
     }
   }
 }

@@ -27,7 +27,7 @@ inline int find_step(const PanelView& panel) {
 template <int Kind>
 inline void decode_signed(const PanelView& panel, int64_t begin, int64_t end, uint32_t* out) {
   constexpr int kParts = kUnitCodes<Kind> / 4;
-  const StoredBytes<Kind> stored = {panel};
+  const StoredBytes<Kind, kFetchLater> stored = {panel};
   const __m512i lift = _mm512_set1_epi8(static_cast<char>(kLift<Kind>));
   for (int64_t at = begin; at < end; ++at) {
     each<kPanelVecs>([&](auto vec) VN_NOW {

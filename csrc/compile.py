@@ -155,7 +155,10 @@ class _Object:
         built = self.path.stat().st_mtime
         words = made_of.read_text().partition(":")[2].replace("\\\n", " ")
         sources = [Path(word) for word in shlex.split(words)]
-        return all(item.exists() and item.stat().st_mtime <= built for item in sources)
+        # A copied checkout has the objects of another's sources.
+        return SOURCES / self.source in sources and all(
+            item.exists() and item.stat().st_mtime <= built for item in sources
+        )
 
     def make(self) -> str:
         """Compile it; returns what _run does."""

@@ -65,7 +65,7 @@ inline void dot_coded(const float* const* x, const PanelView& panel, const Widen
     each<C / kBeside>([&](auto pair) VN_NOW {
       Unit<Kind> units[kBeside];
       each<kBeside>([&](auto i) VN_NOW {
-        units[i] = panel.template unit<Kind, true>(at, first + pair * kBeside + i);
+        units[i] = panel.template unit<Kind, kFetchNext>(at, first + pair * kBeside + i);
       });
       each<kCodes>([&](auto j) VN_NOW {
         each<kBeside>([&](auto i) VN_NOW {
@@ -96,7 +96,7 @@ inline void decode_panel(const PanelView& panel, const WidenedScales& widened, i
       until = (g + 1) * group_units;
     }
     each<C>([&](auto c) VN_NOW {
-      const Unit<Kind> unit = panel.template unit<Kind, true>(at, first + c);
+      const Unit<Kind> unit = panel.template unit<Kind, kFetchNext>(at, first + c);
       each<kCodes>([&](auto j) VN_NOW {
         store(out + ((at * kCodes + j - begin) * C + c) * kLanes,
               weight_of<kHasOffset>(value_of<Kind, j>(unit), scales[c], offsets[c]));

@@ -26,8 +26,10 @@ constexpr int64_t kChain = 256;
 constexpr int64_t kSteps = 8;
 // Rows of inputs whose sums of a panel are kept at a time.
 constexpr int64_t kPanelRows = 96;
-// So many words on lies what is multiplied next: one stream, of which pages begin unasked.
-constexpr int64_t kFetchWords = 1024;
+// What a product asks for beside the codes that it reads, which are one stream: nothing, what is
+// multiplied next, or what comes long after that, into the second-level cache. Then pages begin unasked.
+enum CodeFetch { kFetchNone, kFetchNext, kFetchLater };
+constexpr int64_t kNextWords = 1024, kLaterWords = 4096;
 
 // Calls body with what reads sixteen scales (or offsets) at a place, of a type of its own for each
 // kind of them. steps: of e4m3 ones, what the eight mantissas stand for.
@@ -42,6 +44,10 @@ VN_INLINE void with_scales(int32_t kind, const void* values, const float* steps,
   if (kind == VN_SCALE_F32) return body([=](int64_t at) VN_NOW { return load(floats + at); });
   if (kind == VN_SCALE_E8M0) return body([=](int64_t at) VN_NOW { return load_e8m0(bytes + at); });
   body([=](int64_t at) VN_NOW { return load_steps(bytes + at, steps); });
+}
+
+inline int scale_bytes(int32_t kind) {
+  return kind == VN_SCALE_F32 ? 4 : kind == VN_SCALE_F16 || kind == VN_SCALE_BF16 ? 2 : 1;
 }
 
 inline int unit_codes(int32_t kind) {
@@ -66,13 +72,13 @@ struct PanelView {
   const uint32_t* codes(int64_t word, int vec) const {
     return m.codes + ((index * words + word) * kPanel + vec * kLanes);
   }
-  // With kFetches asks for what comes later in the stream.
-  template <int Kind, bool kFetches>
+  template <int Kind, CodeFetch kAsks>
   VN_INLINE Unit<Kind> unit(int64_t at, int vec) const {
     Unit<Kind> unit;
     each<kUnitWords<Kind>>([&](auto w) VN_NOW {
       const uint32_t* line = codes(at * kUnitWords<Kind> + w, vec);
-      if constexpr (kFetches) __builtin_prefetch(line + kFetchWords, 0, 3);
+      if constexpr (kAsks == kFetchNext) __builtin_prefetch(line + kNextWords, 0, 3);
+      if constexpr (kAsks == kFetchLater) __builtin_prefetch(line + kLaterWords, 0, 2);
       unit.words[w] = load_words(line);
     });
     return unit;
@@ -86,6 +92,12 @@ struct PanelView {
         store(out + i, is_whole ? own : mul(own, load_half(m.scale_factors + factor_at)));
       });
     });
+  }
+  // Asks for the scales (or offsets) behind some groups, of which the codes come before theirs do.
+  void fetch_next(const void* values, int32_t kind, int64_t g, int64_t count) const {
+    const int64_t group_bytes = kPanel * scale_bytes(kind);
+    const char* next = static_cast<const char*>(values) + (index * groups + g + count) * group_bytes;
+    for (int64_t at = 0; at < count * group_bytes; at += 64) __builtin_prefetch(next + at, 0, 2);
   }
   void widen_offsets(int64_t g, int64_t count, const float* scales, float* out) const {
     with_scales(m.offset_kind, m.offsets, nullptr, [&](auto read) VN_NOW {
@@ -109,11 +121,18 @@ struct PanelView {
   // Calls body with the places of sixteen scales: among those of the groups, of all, and of factors.
   template <typename Body>
   VN_INLINE void each_sixteen(int64_t g, int64_t count, Body&& body) const {
+    // Counted: a division takes as long as all else that is done for a group.
+    int64_t factor = g / m.factor_groups, left = (factor + 1) * m.factor_groups - g;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t at = (index * groups + g + i) * kPanel;
-      const int64_t factor_at = (index * factors + (g + i) / m.factor_groups) * kPanel;
-      for (int lane = 0; lane < kPanel; lane += kLanes) {
+      const int64_t factor_at = (index * factors + factor) * kPanel;
+      each<kPanelVecs>([&](auto vec) VN_NOW {
+        constexpr int lane = vec * kLanes;
         body(i * kPanel + lane, at + lane, factor_at + lane);
+      });
+      if (--left == 0) {
+        ++factor;
+        left = m.factor_groups;
       }
     }
   }
@@ -126,9 +145,11 @@ class WidenedScales {
   void widen(const PanelView& panel, int64_t first, int64_t end) {
     first_ = first;
     scales_.resize((end - first) * kPanel);
+    panel.fetch_next(panel.m.scales, panel.m.scale_kind, first, end - first);
     panel.widen_scales(first, end - first, scales_.data());
     if (panel.m.offsets == nullptr) return;
     offsets_.resize((end - first) * kPanel);
+    panel.fetch_next(panel.m.offsets, panel.m.offset_kind, first, end - first);
     panel.widen_offsets(first, end - first, scales_.data(), offsets_.data());
   }
   const float* scales(int64_t g) const { return scales_.data() + (g - first_) * kPanel; }

@@ -199,8 +199,9 @@ VN_INLINE Words six_bits(Words low, Words high) {
   const __m512i pairs = Part < 2    ? _mm512_slli_epi32(high.v, 4 - 2 * Part)
                         : Part == 2 ? high.v
                                     : _mm512_srli_epi32(high.v, 2);
-  return {_mm512_or_si512(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)),
-                          _mm512_and_si512(pairs, _mm512_set1_epi8(48)))};
+  // Of each byte four bits of one and the rest of the other, of which two count.
+  const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), nibbles, pairs, 0xca);
+  return {_mm512_and_si512(both, _mm512_set1_epi8(63))};
 }
 inline Vec load_e4m3(const uint8_t* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(e4m3_as_half(p)), _mm512_set1_ps(256.0f))};

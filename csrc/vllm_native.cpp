@@ -45,10 +45,13 @@ namespace {
 #if defined(__x86_64__)
 // Asked of the processor itself: not every compiler's runtime answers __builtin_cpu_supports.
 struct Features {
-  bool avx2 = false, avx512 = false, vnni = false, amx = false, amx_int8 = false;
+  bool avx2 = false, avx512 = false, vnni = false, amx = false, amx_int8 = false, is_amd = false;
 
   Features() {
     unsigned a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d)) return;
+    constexpr unsigned kAuth = 0x68747541;  // AuthenticAMD
+    is_amd = b == kAuth;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
     const bool has_fma = (c >> 12 & 1) != 0 && (c >> 29 & 1) != 0;  // and halves
     const bool saves_registers = c >> 27 & 1;
@@ -73,12 +76,13 @@ std::vector<Choice> list_choices() {
   std::vector<Choice> choices;
 #if defined(__x86_64__)
   static const Features features;
-  vn::Units dots, all;
+  vn::Units plain, dots, all;
+  plain.fetches_alone = dots.fetches_alone = all.fetches_alone = features.is_amd;
   dots.byte_dots = all.byte_dots = all.tiles = true;
   choices.push_back({"amx", &vn::kAvx512Build, all, features.amx});
   choices.push_back({"vnni", &vn::kAvx512Build, dots, features.vnni});
-  choices.push_back({"avx512", &vn::kAvx512Build, {}, features.avx512});
-  choices.push_back({"avx2", &vn::kAvx2Build, {}, features.avx2});
+  choices.push_back({"avx512", &vn::kAvx512Build, plain, features.avx512});
+  choices.push_back({"avx2", &vn::kAvx2Build, plain, features.avx2});
 #endif
   choices.push_back({"portable", &vn::kPortableBuild, {}, true});
 #if defined(__x86_64__)

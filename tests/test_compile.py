@@ -116,6 +116,13 @@ def test_only_what_changed_is_compiled_again(
     os.utime(sources / "panels.h", (0, 0))
     os.utime(sources / "sampling.cpp", (future, future))
     assert build() == ["sampling.cpp"] * num_builds
+    # A copied checkout has the objects of another's sources.
+    os.utime(sources / "sampling.cpp", (0, 0))
+    shutil.copytree(sources, tmp_path / "another")
+    for made_of in (tmp_path / "build" / "objects").glob("sampling*.d"):
+        words = made_of.read_text().replace(str(sources), str(tmp_path / "another"))
+        made_of.write_text(words)
+    assert build() == ["sampling.cpp"] * num_builds
 
 
 def test_a_build_asks_for_a_compiler_where_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import torch
 from vllm import envs
 from vllm.exceptions import EngineError
 from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_FORMS, BlockPacker
-from vllm.model_executor.layers.quantization.panels import allocate, unit_of
+from vllm.model_executor.layers.quantization.panels import allocate_beside, unit_of
 from vllm.native.loader import load_library
 from vllm.native.tensors import address_of
 from vllm.v1.attention.ops.stored import PANEL
@@ -21,7 +21,7 @@ def find_block_packer(num_threads: int) -> BlockPacker | None:
         form, (num_rows, row_bytes) = BLOCK_FORMS[type_name], rows.shape
         unit = unit_of(form.kind)
         num_words = unit.count(form.count_columns(row_bytes)) * unit.num_words
-        panels = allocate((-(-num_rows // PANEL), num_words, PANEL), torch.int32)
+        panels = allocate_beside((-(-num_rows // PANEL), num_words, PANEL), torch.int32)
         blocks = address_of(rows, torch.uint8, num_rows, row_bytes)
         status = library.vn_pack_blocks(
             type_name.encode(), blocks, num_rows, row_bytes, num_threads, panels.data_ptr()

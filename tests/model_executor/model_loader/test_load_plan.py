@@ -162,7 +162,9 @@ def test_dspark_is_ignored(config):
 def test_quantised_checkpoints_are_refused(name, dtype):
     stored = stored_like()
     stored[name] = StoredTensor(name, (1, 1), dtype, FILE)
-    with pytest.raises(UnsupportedFeatureError, match=rf"{name}.*not supported yet"):
+    with pytest.raises(
+        UnsupportedFeatureError, match=rf"{name}.*config does not say how.*not supported"
+    ):
         plan(stored)
 
 

@@ -187,6 +187,23 @@ def test_types_that_are_not_supported_are_named(rewrite, name: str, tensor: torc
         load_stored(rewrite(lambda tensors: tensors.update({name: tensor})))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_whole_numbers_without_a_config_are_not_taken_for_fp4(rewrite, dtype: torch.dtype) -> None:
+    """Such a release lost its quantization_config: a scale more would not help."""
+
+    def change(tensors: Tensors) -> None:
+        del tensors[f"{FP8}.scale"]
+        codes = tensors[f"{FP8}.weight"].view(torch.uint8)
+        tensors[f"{FP8}.weight"] = codes.view(dtype)
+        tensors[f"{FP8}.weight_scale"] = torch.ones(len(codes), 1)
+
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        load_stored(rewrite(change))
+    assert f"{FP8}.weight" in str(caught.value)
+    assert "no quantization_config" in str(caught.value)
+    assert "FP4" not in str(caught.value)
+
+
 def test_a_dspark_drafter_is_left_out_and_takes_no_memory(rewrite, caplog) -> None:
     def change(tensors: Tensors) -> None:
         tensors["mtp.0.main_proj.weight"] = torch.zeros(48, 96, dtype=torch.float8_e4m3fn)

@@ -185,8 +185,10 @@ def _refuse_quantised(copies: Sequence[Copy], slots: Mapping[str, Tensor]) -> No
         if is_scale or tensor.dtype in _QUANTISED_DTYPES:
             raise UnsupportedFeatureError(
                 f"Tensor {tensor.name} of {tensor.file.name} is quantised (type {tensor.dtype}), "
-                "where this model takes plain values only; that is not supported yet. Convert it "
-                "to BF16 or F32 first."
+                "but the checkpoint's config does not say how: config.json has no "
+                "quantization_config, or one that leaves this tensor plain. Bring back the config "
+                "that the weights were published with. If that is the one, the quantisation is not "
+                "supported yet: serve a release in BF16 or F32."
             )
 
 

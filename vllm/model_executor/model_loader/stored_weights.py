@@ -149,6 +149,13 @@ class StoredWeights(MatrixStorages):
         if weight.dtype == "F4":
             _check_shape(weight, whole)
             return self._make_fp4(name, weight, num_columns, shard, device)
+        if weight.dtype in _NIBBLES and weight.shape == whole:
+            raise UnsupportedFeatureError(
+                f"Tensor {weight.name} of {weight.file.name} holds whole numbers of eight bits "
+                f"({weight.dtype}, one to a byte), and config.json has no quantization_config that "
+                "says what they stand for: bring back the config that the weights were published "
+                "with, or serve a release in BF16 with --quantization int8."
+            )
         raise UnsupportedFeatureError(
             f"Tensor {weight.name} of {weight.file.name} is of type {weight.dtype}"
             f"{_MISSING_SCALE if weight.dtype in _NIBBLES else ''}: supported are F8_E4M3, FP4 "

@@ -1,8 +1,17 @@
 """The memory that packed matrices lie in, and what scales are kept as."""
 
+import gc
+import weakref
+
 import torch
 
-from vllm.model_executor.layers.quantization.panels import allocate, pack_panels, scale_e4m3
+from vllm.model_executor.layers.quantization import panels
+from vllm.model_executor.layers.quantization.panels import (
+    allocate,
+    allocate_beside,
+    pack_panels,
+    scale_e4m3,
+)
 
 
 def test_large_matrices_have_memory_of_their_own() -> None:
@@ -12,6 +21,25 @@ def test_large_matrices_have_memory_of_their_own() -> None:
         values.fill_(i)
     assert [tuple(values.shape) for values in made] == [*shapes, *shapes]
     assert all((values == i).all() for i, values in enumerate(made))
+
+
+def test_small_matrices_share_pages_that_go_with_the_last_of_them() -> None:
+    made = [allocate_beside((count,), torch.float16) for count in (5, 0, 70_000, 3, 40 << 20, 9)]
+    for i, values in enumerate(made):
+        values.fill_(i)
+    assert all((values == i).all() for i, values in enumerate(made))
+    assert all(values.data_ptr() % 64 == 0 for values in made)
+    pages = panels._SHARED_PAGES._pages
+    assert isinstance(pages, weakref.ref)
+    assert pages() is not None
+    last = made.pop()
+    del made, values
+    gc.collect()
+    assert (last == 5).all()
+    assert pages() is not None
+    del last
+    gc.collect()
+    assert pages() is None
 
 
 def test_rows_lie_in_lanes_and_the_last_panel_is_filled_up() -> None:

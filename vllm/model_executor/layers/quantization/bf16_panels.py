@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm.model_executor.layers.quantization.panels import allocate, view_as
+from vllm.model_executor.layers.quantization.panels import allocate_beside, view_as
 from vllm.model_executor.layers.quantization.storages import WholeInputs
 from vllm.v1.attention.ops.stored import PANEL, RowSource
 
@@ -30,7 +30,7 @@ class Bf16Panels(WholeInputs):
         self.num_rows, self.num_columns = weight.shape
         num_panels = -(-self.num_rows // PANEL)
         num_blocks = -(-self.num_columns // BLOCK)
-        self.words = allocate((num_panels, num_blocks * BLOCK // 2, PANEL), torch.int32)
+        self.words = allocate_beside((num_panels, num_blocks * BLOCK // 2, PANEL), torch.int32)
         rest = num_blocks * BLOCK - self.num_columns
         whole = self.num_rows // PANEL
         for panel in range(num_panels):

@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -59,6 +61,8 @@ _MOST_BYTE_INPUTS = 1 << 17
 # A sum of so many products of bytes is a whole number of 32 bits.
 _LEAST_PEAK = 1e-30
 _HUGE_PAGE_BYTES = 2 << 20
+_SHARED_BYTES = 32 << 20
+_LINE_BYTES = 64
 _BYTE_MAX = 127
 
 
@@ -343,25 +347,75 @@ def allocate(
 
     A product reads a matrix from end to end, and every small page on the way is looked up.
     """
-    count = math.prod(shape)
-    num_bytes = count * dtype.itemsize
+    num_bytes = math.prod(shape) * dtype.itemsize
     is_near = device is None or device.type == "cpu"
     if not is_near or num_bytes < _HUGE_PAGE_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)
+    return _view_bytes(_map_huge_pages(num_bytes), 0, shape, dtype)
+
+
+def allocate_beside(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return an uninitialised tensor, in huge pages together with others that live as long.
+
+    The matrices of small models and all scales are smaller than one such page.
+    """
+    if device is not None and device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return _SHARED_PAGES.allocate(shape, dtype)
+
+
+class _SharedPages:
+    """Memory of huge pages that tensors lie in side by side.
+
+    Owns: nothing; a piece of memory is its tensors' and goes with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pages: weakref.ref[mmap.mmap] | None = None
+        self._used = 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if not num_bytes:
+            return torch.empty(shape, dtype=dtype)
+        with self._lock:
+            pages = None if self._pages is None else self._pages()
+            start = -(-self._used // _LINE_BYTES) * _LINE_BYTES
+            if pages is None or start + num_bytes > len(pages):
+                start, pages = 0, _map_huge_pages(max(num_bytes, _SHARED_BYTES))
+                self._pages = weakref.ref(pages)
+            self._used = start + num_bytes
+            return _view_bytes(pages, start, shape, dtype)
+
+
+_SHARED_PAGES = _SharedPages()
+
+
+def _map_huge_pages(num_bytes: int) -> mmap.mmap:
     # Private: shared memory has no huge pages unless the whole system is set so.
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel that was built without huge pages refuses the advice; small ones serve as well.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+    return memory
+
+
+def _view_bytes(
+    memory: mmap.mmap, start: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    count = math.prod(shape)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
 
 
 def pack_panels(rows: torch.Tensor) -> torch.Tensor:
     """Return [rows, n] as [panels, n, 64], the last panel filled up with zeros."""
     num_rows, width = rows.shape
     num_panels = -(-num_rows // PANEL)
-    packed = allocate((num_panels, width, PANEL), rows.dtype, rows.device)
+    packed = allocate_beside((num_panels, width, PANEL), rows.dtype, rows.device)
     whole = num_rows // PANEL
     packed[:whole] = rows[: whole * PANEL].reshape(whole, PANEL, width).transpose(1, 2)
     if whole < num_panels:
