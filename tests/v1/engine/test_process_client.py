@@ -144,6 +144,14 @@ def test_a_step_that_fails_ends_the_core_with_its_reason(launch, faults, reason)
     assert not psutil.pid_exists(core.pid)
 
 
+def test_a_core_whose_messages_cannot_be_read_is_dead(launch):
+    core = launch()
+    core.wait_ready()
+    core._deliver(b"\xc1")
+    assert "cannot be read" in core.next_message().message
+    assert "cannot be read" in str(core.dead_error)
+
+
 def test_a_process_that_exits_by_itself_is_noticed(launch):
     core = launch(exit_at=1)
     core.wait_ready()
