@@ -31,7 +31,7 @@ from tests.ray_cluster import ray_cluster, start_serve
 from vllm.ray_serve import FleetArgs, app
 
 _FLAGS = "--block-size 32 --enable-prompt-tokens-details --max-model-len 4096"
-_LONG = 400
+_LONG = 200
 _LIMIT_S = 300.0
 
 

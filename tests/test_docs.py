@@ -55,6 +55,18 @@ def test_pages_that_are_named_exist(page: Path) -> None:
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
+def test_commands_say_what_they_send() -> None:
+    """A body without its type is refused."""
+    commands = re.compile(r"curl (?:[^\n]|\\\n)*? -d ")
+    silent = [
+        f"{path.relative_to(ROOT)}: {command}"
+        for path in (*find_pages(), *(ROOT / "examples").rglob("*.py"))
+        for command in commands.findall(path.read_text("utf-8"))
+        if "Content-Type: application/json" not in command
+    ]
+    assert silent == []
+
+
 def test_every_page_is_in_the_site() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 

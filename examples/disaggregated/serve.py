@@ -1,7 +1,8 @@
 """Prefill apart from decode on one machine: a prefill server, a decode server and the proxy.
 
     python examples/disaggregated/serve.py --model deepseek-v4 --port 8000 -- --block-size 32
-    curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "The capital of", "max_tokens": 8}'
+    curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+        -d '{"prompt": "The capital of", "max_tokens": 8}'
 
 What follows ``--`` are flags of both servers. Ctrl-C ends all three.
 """

@@ -59,6 +59,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "litellm": ("litellm_py.py",),
     "llama-index": ("llama_index_py.py",),
     "dspy": ("dspy_py.py",),
+    "haystack": ("haystack_py.py",),
+    "autogen": ("autogen_py.py",),
     "smolagents": ("smolagents_py.py",),
     "outlines, guidance": ("outlines_py.py", "guidance_py.py"),
     "aider": ("aider_py.py",),

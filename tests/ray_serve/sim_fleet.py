@@ -415,6 +415,12 @@ class SimServe:
             self._later(_START_S + 0.01, self.see)
             self.see()
 
+    def freeze(self, host: Host) -> None:
+        """Let one hang for good; Serve ends it when it could have finished what it has."""
+        host.freeze(None)
+        self._later(HEALTH_S, lambda: self._unlist(host))
+        self._later(HEALTH_S + _DRAIN_S, host.kill)
+
     def fail(self, kind: str) -> None:
         """Inject a fault into a replica that serves."""
         living = [n for n in self.listed if not self.hosts[n].is_dead]
@@ -434,10 +440,7 @@ class SimServe:
             self._later(HEARTBEAT_S, lambda: host.core.die("no sign of life"))
             self._later(HEARTBEAT_S + 1, lambda: self._replace(host))
         elif kind == "actor freezes":
-            host.freeze(None)
-            # Serve does not end it before it could have finished what it has.
-            self._later(HEALTH_S, lambda: self._unlist(host))
-            self._later(HEALTH_S + _DRAIN_S, host.kill)
+            self.freeze(host)
         elif kind == "actor pauses":
             host.freeze(self._rng.uniform(0.1, 8))
         elif kind == "partition":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.ray_serve import sim_fleet
 from tests.ray_serve.sim_fleet import UNIT, SimServe, told_tokens
 from tests.v1.engine.fakes import make_config
 from tests.virtual_loop import run_virtually
@@ -197,3 +198,49 @@ def test_every_request_ends_and_none_is_computed_twice(tmp_path: Path, seed: int
         assert (got == tokens) == (outcome == "done")
         if name in clients.begun_by:
             assert taken[name] == clients.begun_by[name], "another one took it after its first byte"
+
+
+async def ask_one(config: Any, wait_for_token: bool, freezes: bool) -> tuple[Clients, str]:
+    """Send a request, and let the actor that has it hang."""
+    fleet = Fleet(8)
+    serve = SimServe(fleet, random.Random(1), 2)
+    handle = FleetCores(config, serve, fleet)
+    await handle.start()
+    serve.see()
+    clients = Clients(handle, serve, random.Random(1))
+    name = clients.send()
+    while not (clients.tokens[name] if wait_for_token else serve.holders_of()[name]):
+        await asyncio.sleep(0.001)
+    if freezes:
+        (holder,) = serve.holders_of()[name]
+        serve.freeze(serve.hosts[holder])
+    while name not in clients.ended:
+        await asyncio.sleep(0.1)
+    handle.shutdown()
+    await asyncio.sleep(1)
+    return clients, name
+
+
+@pytest.mark.parametrize(("has_token", "outcome"), [(True, "EngineCoreLostError"), (False, "done")])
+def test_a_request_leaves_an_actor_that_hangs(
+    tmp_path: Path, has_token: bool, outcome: str
+) -> None:
+    """Serve waits for such an actor as long as for one that finishes what it has."""
+    config = make_config(tmp_path)
+    config.parallel_config = ParallelConfig(data_parallel_size=8)
+    clients, name = run_virtually(ask_one(config, has_token, True))
+    assert clients.ended[name] == outcome
+    assert clients.longest_s < 60
+    assert len(clients._serve.holders_of()[name]) == 1 + (not has_token)
+
+
+def test_a_request_stays_where_it_only_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sim_fleet, "_PREFILL_S", 300.0)
+    config = make_config(tmp_path)
+    config.parallel_config = ParallelConfig(data_parallel_size=8)
+    clients, name = run_virtually(ask_one(config, False, False))
+    assert clients.ended[name] == "done"
+    assert clients.longest_s > 300
+    assert len(clients._serve.holders_of()[name]) == 1

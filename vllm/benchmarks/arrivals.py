@@ -80,7 +80,11 @@ class Arrivals:
 
 
 def trace_times_s(arrivals_s: Sequence[float], speed: float) -> list[float]:
-    """Return a trace's arrival times from its first on, ``speed`` times as fast."""
+    """Return a trace's arrival times from its first on, ``speed`` times as fast.
+
+    Raises:
+        ConfigError: The speed is not above 0.
+    """
     if not speed > 0:
         raise ConfigError(f"--trace-speed {speed} must be above 0.")
     first = min(arrivals_s, default=0.0)

@@ -270,6 +270,9 @@ class ZmqEventPublisher(EventPublisher):
         """Queue a batch.
 
         Mutates: ``batch.data_parallel_rank``, if it is not set.
+
+        Raises:
+            RuntimeError: The publisher is shut down.
         """
         if self._closed:
             raise RuntimeError("The KV event publisher is shut down.")
@@ -360,7 +363,11 @@ class EventPublisherFactory:
     def register_publisher(
         cls, name: str, constructor: Callable[[KVEventsConfig, int], EventPublisher]
     ) -> None:
-        """Add a publisher under a new name, at import time."""
+        """Add a publisher under a new name, at import time.
+
+        Raises:
+            KeyError: The name is taken.
+        """
         if name in cls._registry:
             raise KeyError(f"KV event publisher {name!r} is already registered.")
         cls._registry[name] = constructor

@@ -88,6 +88,9 @@ def scatter_nd_update_(
 
     Mutates:
         input, which is also returned.
+
+    Raises:
+        TypeError: Values are of another type than the input.
     """
     if input.dtype != updates.dtype:
         raise TypeError(f"updates are {updates.dtype}, but the input is {input.dtype}")

@@ -52,6 +52,25 @@ def test_custom_lines_may_say_length_turn_and_messages(tmp_path: Path) -> None:
     assert made[1].messages == ({"role": "user", "content": "three"},)
 
 
+def test_ids_of_blocks_are_made_ids_of_prefixes(tmp_path: Path) -> None:
+    """A document behind another one is another prefix; ids of whole prefixes stay as they are."""
+    plain = [[1, 2, 3], [1, 2, 4], [1, 5]]
+    shuffled = [[9, 2, 3], [9, 2, 3], [2], [1, 1]]
+    lines = [
+        {"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
+        for ids in plain + shuffled
+    ]
+    read = [r.span_ids for r in read_timed_trace(_write(tmp_path / "t.jsonl", *lines))]
+    assert read[:3] == [(1, 2, 3), (1, 2, 4), (1, 5)]
+    first, again, alone, twice = read[3:]
+    assert first == again
+    # Of the ids above only these are at places of their own.
+    assert (first[0], twice[0]) == (9, 1)
+    named = {*first[1:], *alone, twice[1]}
+    assert len(named) == 4
+    assert min(named) > 1 << 64
+
+
 GOOD = {"timestamp": 1500, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}
 BAD = (
     "{oops",

@@ -125,15 +125,31 @@ def test_a_killed_core_is_noticed_at_once(launch):
     assert "signal 9" in str(core.dead_error)
 
 
-def test_a_step_that_raises_ends_the_core_with_its_reason(launch):
-    core = launch(crash_at=2)
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ({"crash_at": 2}, "the device is on fire"),
+        ({"timeout_s": 1.0, "hang_at": 2}, "made no progress for 1 s"),
+    ],
+    ids=["raises", "hangs"],
+)
+def test_a_step_that_fails_ends_the_core_with_its_reason(launch, faults, reason):
+    core = launch(**faults)
     core.wait_ready()
     core.send(AddRequest(request(max_tokens=9)))
     while not isinstance(message := core.next_message(), Dead):
         pass
-    assert "the device is on fire" in message.message
+    assert reason in message.message
     core.shutdown()
     assert not psutil.pid_exists(core.pid)
+
+
+def test_a_core_whose_messages_cannot_be_read_is_dead(launch):
+    core = launch()
+    core.wait_ready()
+    core._deliver(b"\xc1")
+    assert "cannot be read" in core.next_message().message
+    assert "cannot be read" in str(core.dead_error)
 
 
 def test_a_process_that_exits_by_itself_is_noticed(launch):
@@ -141,17 +157,6 @@ def test_a_process_that_exits_by_itself_is_noticed(launch):
     core.wait_ready()
     core.send(AddRequest(request()))
     assert "status 7" in core.next_message().message
-
-
-def test_a_step_loop_that_hangs_is_noticed_and_killed(launch):
-    core = launch(timeout_s=1.0, hang_at=2)
-    core.wait_ready()
-    core.send(AddRequest(request(max_tokens=9)))
-    while not isinstance(message := core.next_message(), Dead):
-        pass
-    assert "made no progress for 1 s" in message.message
-    core.shutdown()
-    assert not psutil.pid_exists(core.pid)
 
 
 def test_a_frozen_process_is_noticed(launch):

@@ -11,7 +11,11 @@ from vllm.exceptions import ConfigError
 
 
 def make_arrivals(args: argparse.Namespace) -> Arrivals:
-    """Return the arrivals that a command line asks for."""
+    """Return the arrivals that a command line asks for.
+
+    Raises:
+        ConfigError: A rate or a limit is out of range.
+    """
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ConfigError(f"--max-concurrency {args.max_concurrency} must be at least 1.")
     return Arrivals(
@@ -24,7 +28,11 @@ def make_arrivals(args: argparse.Namespace) -> Arrivals:
 
 
 def make_target(args: argparse.Namespace, model: str) -> Target:
-    """Return the server that a command line asks for."""
+    """Return the server that a command line asks for.
+
+    Raises:
+        ConfigError: A header is no NAME=VALUE.
+    """
     headers = {}
     for entry in args.header:
         name, equals, value = entry.partition("=")

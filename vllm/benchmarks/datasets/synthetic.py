@@ -47,6 +47,9 @@ def random_prompts(
         output_len: Tokens of an answer.
         prefix_len: Tokens that all begin with.
         range_ratio: Lengths are drawn from [(1 - r) length, (1 + r) length].
+
+    Raises:
+        ConfigError: The ratio is not in [0, 1), or no room is left for words.
     """
     if not 0 <= range_ratio < 1:
         raise ConfigError(f"--random-range-ratio {range_ratio} must be at least 0 and below 1.")
@@ -78,6 +81,9 @@ def prefix_repetition(
     """Make prompts of a few beginnings with ends of their own, in a shuffled order.
 
     A prompt's turn is how often its beginning was sent before.
+
+    Raises:
+        ConfigError: There are more beginnings than prompts, or no room is left for words.
     """
     if not 0 < num_prefixes <= num_prompts:
         raise ConfigError(

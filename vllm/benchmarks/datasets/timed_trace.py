@@ -1,11 +1,13 @@
 """Traces in the form that the Mooncake project published.
 
 One object a line: ``timestamp`` (ms), ``input_length``, ``output_length`` (tokens), ``hash_ids``
-(one id per block of the prompt; equal ids mean equal tokens up to the block's end).
+(one id per block of the prompt; equal ids mean equal tokens up to the block's end). In some traces
+an id stands for the block's own tokens, whatever is before them: such ids are told apart.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,33 @@ def _parse(raw: dict[str, Any], block: int) -> TimedRequest:
     return TimedRequest(time_ms / 1000, num_prompt, num_output, tuple(ids))
 
 
+class _PrefixIds:
+    """Makes ids of whole prefixes of those that a trace gives.
+
+    Ids that follow the same id wherever they stand, as in published traces, stay what they are.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] = {}
+
+    def name(self, span_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return ids that are equal in two prompts only where all before them is, too."""
+        named = []
+        before = -1
+        for span_id in span_ids:
+            if self._before.setdefault(span_id, before) != before:
+                span_id = _join(before, span_id)
+            named.append(span_id)
+            before = span_id
+        return tuple(named)
+
+
+def _join(before: int, span_id: int) -> int:
+    """Return an id above all those that traces count."""
+    digest = blake2b(f"{before} {span_id}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest, "little") | 1 << 127
+
+
 def read_timed_trace(
     path: Path,
     *,
@@ -90,7 +119,11 @@ def iterate_timed_trace(
     path: Path, *, block: int, every: int, limit: int | None, bad: BadLines
 ) -> Iterator[TimedRequest]:
     """Read a trace, one request in memory at a time; see ``read_timed_trace``."""
-    lines = read_json_lines(path, lambda raw: _parse(raw, block), bad, every)
+    prefixes = _PrefixIds()
+    lines = (
+        replace(request, span_ids=prefixes.name(request.span_ids))
+        for request in read_json_lines(path, lambda raw: _parse(raw, block), bad, every)
+    )
     yield from lines if limit is None else islice(lines, limit)
     bad.report()
 

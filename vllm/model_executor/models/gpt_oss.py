@@ -97,14 +97,22 @@ def _read_experts(fields: FieldReader) -> ClampedExpertsPlan:
         num_experts=fields.positive_int(
             "num_experts" if fields.has("num_experts") else "num_local_experts", 128
         ),
-        num_chosen=fields.positive_int(
-            "experts_per_token" if fields.has("experts_per_token") else "num_experts_per_tok", 4
-        ),
+        num_chosen=_read_num_chosen(fields),
         inner_size=inner_size,
         alpha=fields.number("swiglu_alpha", 1.702),
         limit=fields.number("swiglu_limit", 7.0),
         is_mxfp4=is_mxfp4,
     )
+
+
+def _read_num_chosen(fields: FieldReader) -> int:
+    # Releases have both names.
+    num_chosen = fields.positive_int("num_experts_per_tok", 4)
+    other = fields.positive_int("experts_per_token", num_chosen)
+    if fields.has("num_experts_per_tok") and other != num_chosen:
+        allowed = f"{num_chosen}, which num_experts_per_tok says: give one of the two"
+        raise fields.error("experts_per_token", other, allowed)
+    return other
 
 
 def _read_is_mxfp4(fields: FieldReader) -> bool:

@@ -83,6 +83,8 @@ def _require_the_releases_maths(fields: FieldReader) -> None:
     if fields.has("q_lora_rank"):
         raise fields.error("q_lora_rank", fields.positive_int("q_lora_rank"), "null")
     fields.require("moe_router_activation_func", "sigmoid", ("sigmoid",))
+    # Convolutions use it too, of which only this one is served.
+    fields.require("hidden_act", "silu", ("silu", "swish"))
     fields.require("moe_layer_freq", 1, (1,))
     fields.require("num_nextn_predict_layers", 0, (0,))
     fields.require("attention_bias", False, (False,))

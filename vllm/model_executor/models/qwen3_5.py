@@ -206,6 +206,8 @@ def read_gated_delta(fields: FieldReader, *, is_interleaved: bool = False) -> Ga
     activation = fields.text("output_gate_type", "swish")
     if activation not in ("swish", "silu", "sigmoid"):
         raise fields.error("output_gate_type", activation, "swish, silu or sigmoid")
+    # Convolutions use it too, of which only this one is served.
+    fields.require("hidden_act", "silu", ("silu", "swish"))
     return GatedDeltaPlan(
         num_key_heads=fields.positive_int("linear_num_key_heads", 16),
         num_value_heads=fields.positive_int("linear_num_value_heads", 32),

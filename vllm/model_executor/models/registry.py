@@ -110,6 +110,7 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
         "GptOssForCausalLM": _decoder("gpt_oss:read_gpt_oss"),
         "KimiLinearForCausalLM": _decoder("kimi_linear:read_kimi_linear"),
         "LlamaForCausalLM": _decoder("llama:read_llama"),
+        "MinistralForCausalLM": _decoder("llama:read_mistral"),
         "MistralForCausalLM": _decoder("llama:read_mistral"),
         "Qwen3ForCausalLM": _decoder("qwen3:read_qwen3"),
         "Qwen3MoeForCausalLM": _decoder("qwen3:read_qwen3_moe"),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Protocol
 
+import msgspec
 import zmq
 
 from vllm import envs
@@ -205,7 +206,13 @@ class ProcessCore(MailboxHandle):
                 return fault
 
     def _deliver(self, data: bytes) -> FromCore:
-        message = self._codec.decode_from_core(data)
+        try:
+            message = self._codec.decode_from_core(data)
+        except msgspec.DecodeError as error:
+            # Who waits for it would wait for ever.
+            message = Dead(
+                f"it sent a message that cannot be read ({error}): is it of this version?"
+            )
         if self._is_remote and isinstance(message, StepOutputs):
             message = on_this_clock(message)
         if isinstance(message, Dead):

@@ -59,7 +59,11 @@ class FullAttentionSpec(KeyValueSpec):
         return GroupGeometry(group_id, False, self.block_size)
 
     def attention_layout(self) -> GroupLayout:
-        """Return keys and values of every token."""
+        """Return keys and values of every token.
+
+        Raises:
+            ConfigError: Some layers have windows, which attention does not know here.
+        """
         if self.sliding_window is not None:
             # Such a group mixes layers with and without the window.
             raise ConfigError(

@@ -65,7 +65,11 @@ class DiskFiles:
     """The file system of the operating system."""
 
     def open(self, path: Path, *, writable: bool = True) -> int:
-        """Open a regular file, 0600."""
+        """Open a regular file, 0600.
+
+        Raises:
+            OSError: It cannot be opened, or is no regular file of this user's.
+        """
         mode = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
         # O_NONBLOCK: a pipe in a file's place must not hang its opener.
         flags = mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

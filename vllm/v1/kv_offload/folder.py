@@ -591,7 +591,11 @@ def _file_bytes(path: Path) -> int:
 
 
 def read_marker(root: Path) -> bytes | None:
-    """Return a root's hash root; None: there is no whole marker of this format."""
+    """Return a root's hash root; None: there is no whole marker of this format.
+
+    Raises:
+        FolderError: It was written in another format.
+    """
     text = _read_checked(root / _MARKER)
     if text is None or text.get("magic") != _MAGIC:
         return None

@@ -31,6 +31,9 @@ def build_step_edits(
 
     Returns:
         None when no row asks for anything.
+
+    Raises:
+        InvariantError: A row is sampled by its own tokens, not all of which are known here yet.
     """
     histories: list[tuple[int, RowHistory, SamplingParams]] = []
     row = 0

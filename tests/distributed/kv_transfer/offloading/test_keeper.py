@@ -71,3 +71,14 @@ def test_a_reset_is_answered_when_the_disk_fails(root, open_keeper, monkeypatch,
     keeper.close()
     assert not keeper.store.is_writable
     assert sum("is written no more" in record.message for record in caplog.records) == 1
+
+
+def test_a_disk_that_refuses_small_files_is_told_of_once(root, open_keeper, caplog):
+    keeper = open_keeper()
+    # It cannot be replaced.
+    (root / IDENTITY.name / "warm").mkdir()
+    for _ in range(3):
+        keeper.remember("warm", b"{}")
+    keeper.close()
+    assert not keeper.store.is_writable
+    assert sum("is written no more" in record.message for record in caplog.records) == 1

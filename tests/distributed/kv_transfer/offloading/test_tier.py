@@ -369,3 +369,12 @@ def test_a_restart_does_not_renew_a_budget() -> None:
     second = TierRig(make_store(), small=small, write_budget_per_day=budget)
     assert second.tier.writes.gate.budget.allows(ROWS_BYTES * WORKERS)
     assert not second.tier.writes.gate.budget.allows(ROWS_BYTES * WORKERS + 1)
+
+
+def test_a_reset_before_the_folder_is_open_says_that_the_disk_is_not_clear(kept: TierRig) -> None:
+    assert kept.keeper is not None
+    kept.keeper.is_opening = True
+    assert not kept.tier.reset()
+    kept.keeper.is_opening = False
+    assert kept.tier.reset()
+    assert kept.restore(make_request("1", PROMPT)) == 0

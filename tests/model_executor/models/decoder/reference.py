@@ -287,6 +287,11 @@ PARITY_CONFIGS: dict[str, dict[str, Any]] = {
     "llama-one-head": llama(num_key_value_heads=1, mlp_bias=True, head_dim=24),
     "mistral": mistral(),
     "mistral-small-window": mistral(sliding_window=5, num_key_value_heads=4),
+    "mistral-some-windows": mistral(
+        architectures=["MinistralForCausalLM"],
+        model_type="ministral",
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+    ),
     "qwen3": qwen3(),
     "qwen3-yarn": qwen3(rope_scaling=_YARN, tie_word_embeddings=False, attention_bias=True),
     "qwen3-window": qwen3(use_sliding_window=True, sliding_window=33, max_window_layers=1),

@@ -16,6 +16,7 @@ from tests.model_executor.models.decoder.reference import (
     gemma3,
     gemma4,
     gpt_oss,
+    kimi_linear,
     llama,
     mistral,
     qwen3,
@@ -48,6 +49,16 @@ def parse(raw: dict[str, Any]) -> Any:
         (llama(head_dim=15), "head_dim is 15"),
         (llama(model_type="qwen3"), "'qwen3'"),
         (mistral(sliding_window=1), "sliding_window is 1"),
+        (
+            mistral(sliding_window=None, layer_types=["sliding_attention"] * 3),
+            "'sliding_attention'; allowed: full_attention: no window is set",
+        ),
+        (
+            gpt_oss(experts_per_token=3),
+            "'experts_per_token' is 3; allowed: 2, which num_experts_per_tok says",
+        ),
+        (qwen3_5(hidden_act="gelu_pytorch_tanh"), "'hidden_act' is 'gelu_pytorch_tanh'"),
+        (kimi_linear(hidden_act="gelu_pytorch_tanh"), "'hidden_act' is 'gelu_pytorch_tanh'"),
         (qwen3(layer_types=["chunked_attention"] * 3), "'chunked_attention'"),
         (qwen3(layer_types=["sliding_attention"] * 3), "no window is set"),
         (qwen3_moe(num_experts_per_tok=9), "num_experts_per_tok is 9"),
@@ -123,6 +134,8 @@ def test_gpt_oss_refuses_packed_weights_that_others_load() -> None:
 def test_windows_and_kinds_of_layers() -> None:
     assert [layer.window for layer in parse(gemma3()).layers] == [48, 48, 0, 48, 48, 0]
     assert {layer.window for layer in parse(mistral(sliding_window=None)).layers} == {0}
+    some = mistral(layer_types=["sliding_attention", "full_attention", "full_attention"])
+    assert [layer.window for layer in parse(some).layers] == [40, 0, 0]
     kinds = [type(layer.feed_forward) for layer in parse(qwen3_moe()).layers]
     assert kinds == [ExpertsPlan, MlpPlan, ExpertsPlan]
     local, full = parse(gemma3()).layers[0].rope, parse(gemma3()).layers[2].rope

@@ -296,7 +296,10 @@ class StoreKeeper:
             self.store.make_room(may_wait=True)
 
     def _remember(self, name: str, data: bytes) -> None:
-        if self._folder is not None and self.path is not None and not self._folder.read_only:
+        if self._folder is None or self.path is None or self._folder.read_only:
+            return
+        # A disk that refused once would refuse, and be told of, every few seconds.
+        if self.store is not None and self.store.is_writable:
             self._folder.write_small(self.path / name, data)
 
     def _clear(self, done: queue.SimpleQueue[bool]) -> None:

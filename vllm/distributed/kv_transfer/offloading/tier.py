@@ -220,12 +220,17 @@ class Tier:
         self.restores.take_report(report)
 
     def reset(self) -> bool:
-        """Forget everything in the tiers, and what waits to get there."""
+        """Forget everything in the tiers, and what waits to get there; False: not the disk's."""
         self.writes.clear()
         self.warming.forget()
         if self.host is not None:
             self.host.clear()
-        return self.store is None or self.keeper is None or self.keeper.clear()
+        if self.keeper is None:
+            return True
+        if self.store is None:
+            # What the folder keeps will be found as soon as it is open.
+            return not self.stores.is_opening
+        return self.keeper.clear()
 
     def close(self) -> None:
         """Write down what was measured, and let go of the folder."""
