@@ -252,6 +252,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "global_head_dim": 32,
         "num_kv_shared_layers": 1,
         "use_double_wide_mlp": True,
+        "rope_theta": 1e6,
         "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": 96,
         "sliding_window": 33,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.accelerators.asking import SHORT_V4
 from tests.accelerators.rank_engine import LENGTHS, SIZE, UNITS, answer_as_rank
-from tests.accelerators.test_engine import DECODERS, run
+from tests.accelerators.test_engine import CPU, DECODERS, run
 from tests.model_executor.models.decoder.checkpoints import write_model
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.spec_decode.tiny_engine import write_tiny
@@ -27,7 +27,7 @@ def test_ranks_answer_as_one_cpu(run: Any, tmp_path: Path) -> None:
     for rank in ranks:
         rank.start()
     expected = {
-        name: run(tmp_path / name, "cpu", unit, lengths=LENGTHS) for name, unit in UNITS.items()
+        name: run(tmp_path / name, CPU, unit, lengths=LENGTHS) for name, unit in UNITS.items()
     }
     for number, rank in enumerate(ranks):
         rank.join()

@@ -4,6 +4,8 @@ import random
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
+from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.retention.policy import COARSE
 from vllm.v1.core.retention.tiers import Tier
 
 
@@ -49,3 +51,24 @@ def test_a_chunks_end_keeps_the_spare_checkpoint_that_stands_there() -> None:
     driver.run_all(budget=1792)
     assert serve(driver, [*prompt[:1900], *tokens_of(2, 300)]) == 1792
     assert request.request_id in driver.finished
+
+
+def test_coarse_ones_are_left_out_where_conversations_go_on_at_their_ends() -> None:
+    driver = Driver(v4_config(128, 4000), 8192, seed=0)
+    store, length, coarse = driver.coordinator.store, 2960, 2560
+
+    def find_coarse(seed: int) -> Checkpoint | None:
+        request = driver.add(tokens_of(seed, length), 1)
+        driver.run_all(budget=4096)
+        return store.get(request.block_hashes[coarse // 128 - 1])
+
+    first = find_coarse(1000)
+    assert first is not None
+    assert first.kind == COARSE
+    for seed in range(34):
+        conversation = tokens_of(seed, length)
+        for _ in range(4):
+            serve(driver, conversation)
+            conversation += tokens_of(100 + seed, 300)
+    assert find_coarse(1001) is None
+    driver.check()

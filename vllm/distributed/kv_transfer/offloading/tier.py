@@ -164,7 +164,7 @@ class Tier:
     def begin_own_loads(self) -> None:
         """Bring back what the last life used most, once it is known what is there."""
         keeper = self.stores.keeper
-        is_there = self.store is not None and not self.stores.is_opening
+        is_there = self.stores.disk is not None and not self.stores.is_opening
         if keeper is not None and is_there and not self._is_open:
             self._is_open = True
             self.warming.open(keeper.recall(WARM_FILE))
@@ -201,12 +201,12 @@ class Tier:
         begun = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
         self.tracker.look(list(output.num_scheduled_tokens), begun)
         for passage in self.tracker.take_passages():
-            for store in (self.host, self.store):
+            for store in (self.stores.host, self.stores.disk):
                 if store is not None:
                     note_passage(store, self.stores.layout, passage)
         orders = self.restores.take_orders()
         self.writes.fill(orders)
-        keeper = None if self.store is None else self.keeper
+        keeper = None if self.stores.disk is None else self.stores.keeper
         if keeper is not None and (news := self.warming.take_news()) is not None:
             keeper.remember(WARM_FILE, news)
             self.writes.remember_budget()
@@ -223,18 +223,18 @@ class Tier:
         """Forget everything in the tiers, and what waits to get there; False: not the disk's."""
         self.writes.clear()
         self.warming.forget()
-        if self.host is not None:
-            self.host.clear()
-        if self.keeper is None:
+        if self.stores.host is not None:
+            self.stores.host.clear()
+        if self.stores.keeper is None:
             return True
-        if self.store is None:
+        if self.stores.disk is None:
             # What the folder keeps will be found as soon as it is open.
             return not self.stores.is_opening
-        return self.keeper.clear()
+        return self.stores.keeper.clear()
 
     def close(self) -> None:
         """Write down what was measured, and let go of the folder."""
-        if self.keeper is None:
+        if self.stores.keeper is None:
             return
         if self.stores.is_opening and self.writes.has_computed:
             logger.warning(
@@ -243,20 +243,20 @@ class Tier:
                 "behind the files that were read."
             )
         if (news := self.warming.take_news(is_last=True)) is not None:
-            self.keeper.remember(WARM_FILE, news)
+            self.stores.keeper.remember(WARM_FILE, news)
         self.writes.remember_budget()
         self.stores.remember_rates()
-        self.keeper.close()
+        self.stores.keeper.close()
 
     # ---- what others see ---------------------------------------------------------------------
 
     def take_events(self) -> list[AnyKVCacheEvent]:
         """Drain the KV events of both tiers."""
-        for store, medium in ((self.host, MEDIUM_CPU), (self.store, MEDIUM_STORAGE)):
+        for store, medium in ((self.stores.host, MEDIUM_CPU), (self.stores.disk, MEDIUM_STORAGE)):
             if store is not None and store.has_removed:
                 self.reports.removed(store.take_removed(), medium)
-        if self.keeper is not None and self.keeper.has_committed:
-            self.reports.stored(self.keeper.take_committed(), MEDIUM_STORAGE)
+        if self.stores.keeper is not None and self.stores.keeper.has_committed:
+            self.reports.stored(self.stores.keeper.take_committed(), MEDIUM_STORAGE)
         return self.reports.events.take()
 
     def take_kept(self) -> KeptPrefixes | None:
@@ -265,25 +265,27 @@ class Tier:
 
     def take_stats(self) -> OffloadStats | None:
         """Return what happened since the last call, and what the tiers hold; None: nothing."""
-        return self.counts.take({"host": self.host, "disk": self.store})
+        return self.counts.take({"host": self.stores.host, "disk": self.stores.disk})
 
     def view(self) -> TiersView:
         """Return what the tiers hold and did since the start; memory only."""
-        totals = self.counts.look({"host": self.host, "disk": self.store})
+        totals = self.counts.look({"host": self.stores.host, "disk": self.stores.disk})
         tiers, size = {}, self.stores.num_workers
-        if self.host is not None:
+        if self.stores.host is not None:
             limit = self._settings.host_bytes
-            tiers["host"] = view_tier("host", "ready", limit, self.host, size, totals)
-        if (keeper := self.keeper) is not None:
+            tiers["host"] = view_tier("host", "ready", limit, self.stores.host, size, totals)
+        if (keeper := self.stores.keeper) is not None:
             state = find_disk_state(
                 keeper,
                 is_unreadable=self.stores.is_unreadable,
                 read_only=self._settings.read_only,
             )
-            tiers["disk"] = view_tier("disk", state, keeper.max_bytes, self.store, size, totals)
+            tiers["disk"] = view_tier(
+                "disk", state, keeper.max_bytes, self.stores.disk, size, totals
+            )
         warm_start = self.warming.view()
         if warm_start.state != "off" and not self._is_open:
-            can_open = self.stores.is_opening or self.store is not None
+            can_open = self.stores.is_opening or self.stores.disk is not None
             warm_start = WarmStart("waiting" if can_open else "off")
         return TiersView(
             tiers,

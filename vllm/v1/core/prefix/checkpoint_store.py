@@ -57,7 +57,7 @@ class CheckpointStore:
             self._publish_again(existing, record)
             return False
         if record.standing in (Standing.KEPT, Standing.JUNCTION):
-            record.users, record.kind = (maker,), ASKED_FOR
+            record.users = (maker,)
         if record.kind is not None and self._policy.note_made(record.kind):
             record.standing = next_standing(record.standing, Event.KIND_PAYS)
         self._rank(record)
@@ -116,7 +116,7 @@ class CheckpointStore:
         record.num_hits += 1
         record.users = (*record.users, user)
         self._rank(record)
-        if record.kind is not None and self._policy.note_hit(record.kind):
+        if self._policy.note_hit(record.kind, record.position):
             for other in self._index.checkpoints.values():
                 if other.kind == record.kind:
                     self._apply(other, Event.KIND_PAYS)

@@ -10,7 +10,7 @@ from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.request_cache import RequestCache
 from vllm.v1.core.retention.boundaries import step_boundaries, trailing_boundaries
 from vllm.v1.core.retention.pinning import num_dropped_blocks
-from vllm.v1.core.retention.policy import Spare
+from vllm.v1.core.retention.policy import ASKED_FOR, Spare
 from vllm.v1.core.retention.standing import CheckpointStanding
 
 
@@ -132,11 +132,12 @@ class Publisher:
         published, request = cache.published, cache.request
         token_ids = request.all_token_ids
         next_token = token_ids[position] if position < len(token_ids) else None
-        standing = CheckpointStanding.LEFT
+        standing, kind = CheckpointStanding.LEFT, None
         if position in published.junctions:
-            standing = CheckpointStanding.JUNCTION
+            standing, kind = CheckpointStanding.JUNCTION, ASKED_FOR
         elif position in published.wanted or self._is_kept(cache, position):
             standing = CheckpointStanding.KEPT
+            kind = self._policy.kind_of(position, request.num_prompt_tokens)
         record = Checkpoint(
             request.block_hashes[position // self._geometry.unit - 1],
             position,
@@ -144,6 +145,7 @@ class Publisher:
             next_token,
             standing,
             is_lean=position % self._geometry.lean == 0,
+            kind=kind,
         )
         # Its blocks are in the request's tables; see ``give_back``.
         if self._store.publish(record, request.request_id, is_open=True):

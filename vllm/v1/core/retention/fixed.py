@@ -11,7 +11,7 @@ from vllm.v1.core.retention.boundaries import (
     replay_boundaries,
     with_lean,
 )
-from vllm.v1.core.retention.policy import PrefillStep, Spare
+from vllm.v1.core.retention.policy import ASKED_FOR, PrefillStep, Spare
 from vllm.v1.core.retention.queues import ChooseVictim
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
@@ -87,6 +87,11 @@ class FixedPolicy:
         del position, num_prompt_tokens
         return False
 
+    def kind_of(self, position: int, num_prompt_tokens: int) -> int:
+        """Return ``ASKED_FOR``: nothing is told apart."""
+        del position, num_prompt_tokens
+        return ASKED_FOR
+
     def observe(
         self, block_hashes: Sequence[BlockHash], num_tokens: int, dense_share: float
     ) -> None:
@@ -97,9 +102,9 @@ class FixedPolicy:
         del kind
         return False
 
-    def note_hit(self, kind: int) -> bool:
+    def note_hit(self, kind: int | None, num_tokens: int) -> bool:
         """Learn nothing."""
-        del kind
+        del kind, num_tokens
         return False
 
     def reset(self) -> None:

@@ -14,8 +14,10 @@ from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.metrics.stats import CachePolicyStats
 
-# The kind of checkpoints that somebody asked for; spare ones have kinds from 0 on.
+# The kinds of checkpoints that somebody asked for; spare ones have kinds from 0 on.
 ASKED_FOR = -1
+# At a prompt's last coarse boundary, where nothing else would have left one.
+COARSE = -2
 
 
 class Spare(NamedTuple):
@@ -146,6 +148,10 @@ class RetentionPolicy(Protocol):
 
     # ---- what is observed --------------------------------------------------------------------
 
+    def kind_of(self, position: int, num_prompt_tokens: int) -> int:
+        """Return the kind of a checkpoint that a prompt keeps: ``ASKED_FOR`` or ``COARSE``."""
+        ...
+
     def observe(
         self, block_hashes: Sequence[BlockHash], num_tokens: int, dense_share: float
     ) -> None:
@@ -162,12 +168,17 @@ class RetentionPolicy(Protocol):
         """Take note that a checkpoint was made; whether it is a spare one of a kind that pays.
 
         Args:
-            kind: Of a spare one, as in ``Spare``; else ``ASKED_FOR``.
+            kind: Of a spare one, as in ``Spare``; else as ``kind_of`` says.
         """
         ...
 
-    def note_hit(self, kind: int) -> bool:
-        """Take note that a request resumed at one; whether its kind pays from now on."""
+    def note_hit(self, kind: int | None, num_tokens: int) -> bool:
+        """Take note that a request resumed at one; whether its kind pays from now on.
+
+        Args:
+            kind: Of the checkpoint; None: it is not counted.
+            num_tokens: Behind which the request goes on.
+        """
         ...
 
     def reset(self) -> None:

@@ -16,12 +16,17 @@ from vllm.v1.core.retention.auto.spans import SPAN_TOKENS, Span
 
 
 class PlainStack:
-    """One candidate: what it sees, most recent first, and where it had prompts' ends."""
+    """One candidate: what it sees, most recent first, and where prompts ended or parted."""
 
     def __init__(self, interval: int, room: int) -> None:
         self.interval, self.room = interval, room
         self.keys: list[int] = []
         self.marks: set[int] = set()
+
+    def depth(self, spans: Sequence[Span]) -> int:
+        """Return how many of the first spans it sees."""
+        seen = [key in self.keys for key, _ in spans]
+        return seen.index(False) if False in seen else len(seen)
 
     def worth(self, spans: Sequence[Span]) -> int:
         depth = end = 0
@@ -34,14 +39,15 @@ class PlainStack:
         return max(end, depth // self.interval * self.interval if self.interval else 0)
 
     def use(self, spans: Sequence[Span]) -> None:
+        depth = self.depth(spans)
         for key, _end in reversed(spans):
             if key in self.keys:
                 self.keys.remove(key)
             self.keys.insert(0, key)
             del self.keys[self.room :]
             self.marks &= set(self.keys)
-        if spans[-1].key in self.keys:
-            self.marks.add(spans[-1].key)
+        places = {spans[-1].key, *(span.key for span in spans[depth - 1 : depth])}
+        self.marks |= places & set(self.keys)
 
 
 def spans_of(root: int, count: int) -> list[Span]:
@@ -71,10 +77,10 @@ def test_beginnings_cut_anywhere_bring_a_finer_interval() -> None:
     rng = random.Random(0)
     learner = IntervalLearner(400, 500.0, 128)
     fresh = 10**6
-    for _ in range(400):
-        # A long beginning, of which another part comes back each time.
-        root = 1000 * rng.randrange(6)
-        shared = rng.randint(3, 30)
+    for number in range(400):
+        # A long beginning, of which another part comes back each time; then another beginning.
+        root = 1000 * (number // 40)
+        shared = rng.randint(3, 120)
         own = [Span(fresh + i, (shared + i + 1) * SPAN_TOKENS) for i in range(6)]
         fresh += 6
         learner.serve([*spans_of(root, shared), *own])
@@ -87,6 +93,19 @@ def test_conversations_that_go_on_where_they_ended_need_no_interval() -> None:
         for turn in range(1, 9):
             for session in range(start, start + 4):
                 learner.serve(spans_of(1000 * session, 7 * turn))
+    assert learner.interval == 0 or learner.interval >= FIRST_INTERVAL
+
+
+def test_beginnings_cut_where_they_were_cut_before_need_no_interval() -> None:
+    rng = random.Random(0)
+    learner = IntervalLearner(400, 500.0, 128)
+    fresh = 10**6
+    for _ in range(400):
+        # The second to part there leaves a checkpoint, whatever the interval.
+        shared = rng.choice([9, 14, 23])
+        own = [Span(fresh + i, (shared + i + 1) * SPAN_TOKENS) for i in range(6)]
+        fresh += 6
+        learner.serve([*spans_of(1000 * rng.randrange(6), shared), *own])
     assert learner.interval == 0 or learner.interval >= FIRST_INTERVAL
 
 

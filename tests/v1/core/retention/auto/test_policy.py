@@ -6,7 +6,7 @@ from benchmarks.recurrent_workloads import make_cache
 from benchmarks.v4_cache import flash_config
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.retention.auto.policy import AutoPolicy
-from vllm.v1.core.retention.policy import ASKED_FOR
+from vllm.v1.core.retention.policy import ASKED_FOR, COARSE
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def test_only_spare_checkpoints_of_a_kind_that_is_hit_pay(policy: AutoPolicy) ->
     for _ in range(8):
         assert not policy.note_made(ASKED_FOR)
         assert not policy.note_made(1)
-        assert not policy.note_hit(ASKED_FOR), "what was asked for needs no proof"
-    found = [policy.note_hit(1) for _ in range(10)]
+        assert not policy.note_hit(ASKED_FOR, 1000), "what was asked for needs no proof"
+    found = [policy.note_hit(1, 1000) for _ in range(10)]
     # From the hit on with which it is hit as often, and told once.
     assert found == [False] * 7 + [True] + [False] * 2
     assert policy.note_made(1)
@@ -41,3 +41,25 @@ def test_only_spare_checkpoints_of_a_kind_that_is_hit_pay(policy: AutoPolicy) ->
     assert not policy.note_made(ASKED_FOR)
     policy.reset()
     assert not policy.note_made(1)
+
+
+def test_the_coarse_checkpoint_is_left_out_once_it_does_not_pay(policy: AutoPolicy) -> None:
+    coarse, length = 9728, 10_001
+    assert coarse in policy.prompt_boundaries(length)
+    assert policy.kind_of(coarse, length) == COARSE
+    others = [p for p in policy.prompt_boundaries(length) if p != coarse]
+    assert {policy.kind_of(p, length) for p in others} == {ASKED_FOR}
+    # A prompt that ends there keeps it anyway.
+    assert policy.kind_of(coarse, coarse) == ASKED_FOR
+    for _ in range(100):
+        policy.observe([], length, 0.5)
+        policy.note_made(ASKED_FOR)
+        policy.note_made(COARSE)
+        assert not policy.note_hit(ASKED_FOR, length - 1)
+    lengths = range(10_001, 10_033)
+    kept = [n for n in lengths if n // 512 * 512 in policy.prompt_boundaries(n)]
+    # A few go on to try it, and planning again says the same.
+    assert 0 < len(kept) < 8
+    assert kept == [n for n in lengths if n // 512 * 512 in policy.prompt_boundaries(n)]
+    policy.reset()
+    assert coarse in policy.prompt_boundaries(length)

@@ -34,11 +34,11 @@ class IntervalLearner:
 
         most recent  [ 512 ........ | 1024 .... | 2048 .. | ... | none ] least recent
 
-    A prompt is worth, to a candidate, the deepest place in what it sees of the prompt where an
-    earlier prompt ended, or a multiple of N.
+    A prompt is worth, to a candidate, the deepest place in what it sees of the prompt where earlier
+    prompts ended or parted, or a multiple of N.
 
-    Owns: the stack, cut into segments between one room's end and the next; marks of prompts' ends;
-    scores.
+    Owns: the stack, cut into segments between one room's end and the next; marks where prompts
+    ended and parted; scores.
 
     Args:
         capacity: Spans that the pool holds without checkpoints.
@@ -51,7 +51,7 @@ class IntervalLearner:
         self._candidates = [n for n in CANDIDATES if n % step == 0]
         rooms = [int(room_for(n, capacity, checkpoint_tokens)) for n in self._candidates]
         self._sizes = [b - a for a, b in zip([0, *rooms], rooms, strict=False)]
-        # Span -> the candidates that had a prompt's end there, as bits.
+        # Span -> the candidates that had a checkpoint there without their grid, as bits.
         self._segments: list[OrderedDict[int, int]] = [OrderedDict() for _ in rooms]
         self._leads = [0.0] * len(rooms)
         self._is_full = False
@@ -61,8 +61,9 @@ class IntervalLearner:
         """Let a prompt be served; returns whether the interval changed."""
         if not spans:
             return False
-        worth = self.worth(spans)
-        self._use(spans)
+        depths, ends = self._look_up(spans)
+        worth = self._weigh(depths, ends)
+        self._use(spans, depths)
         if not self._is_full:
             return False
         return self._decide(len(spans), worth)
@@ -75,6 +76,16 @@ class IntervalLearner:
 
     def worth(self, spans: Sequence[Span]) -> list[int]:
         """Return what a prompt could resume at, in tokens, under each candidate."""
+        return self._weigh(*self._look_up(spans))
+
+    def _weigh(self, depths: Sequence[int], ends: Sequence[int]) -> list[int]:
+        return [
+            max(end, depth // interval * interval if interval else 0)
+            for interval, depth, end in zip(self._candidates, depths, ends, strict=True)
+        ]
+
+    def _look_up(self, spans: Sequence[Span]) -> tuple[list[int], list[int]]:
+        """Return, for each candidate, the tokens it has rows of, and up to the deepest mark."""
         depths = [0] * len(self._leads)
         ends = [0] * len(self._leads)
         lowest = 0
@@ -88,13 +99,10 @@ class IntervalLearner:
                 depths[k] = end
                 if marks >> k & 1:
                     ends[k] = end
-        return [
-            max(end, depth // interval * interval if interval else 0)
-            for interval, depth, end in zip(self._candidates, depths, ends, strict=True)
-        ]
+        return depths, ends
 
-    def _use(self, spans: Sequence[Span]) -> None:
-        """Bring a prompt's spans to the top, its head first in line."""
+    def _use(self, spans: Sequence[Span], depths: Sequence[int]) -> None:
+        """Bring a prompt's spans to the top, its head first in line; mark its end and partings."""
         segments, sizes = self._segments, self._sizes
         for key, _end in reversed(spans):
             marks, level = 0, len(segments)
@@ -113,10 +121,16 @@ class IntervalLearner:
                     segments[at + 1][moved] = moved_marks
                 else:
                     self._is_full = True
-        last = spans[-1].key
-        for segment in segments:
-            if last in segment:
-                segment[last] = (1 << len(segments)) - 1
+        self._mark(spans[-1].key, (1 << len(segments)) - 1)
+        for key, end in spans:
+            parted = sum(1 << k for k, depth in enumerate(depths) if depth == end)
+            if parted:
+                self._mark(key, parted)
+
+    def _mark(self, key: int, marks: int) -> None:
+        for segment in self._segments:
+            if key in segment:
+                segment[key] |= marks
                 break
 
     def _decide(self, num_spans: int, worth: Sequence[int]) -> bool:

@@ -10,6 +10,7 @@ from vllm.v1.core.retention.auto.eviction import Rule, choose_victim
 from vllm.v1.core.retention.auto.heavy_rules import HeavyDuel
 from vllm.v1.core.retention.auto.interval import IntervalLearner
 from vllm.v1.core.retention.auto.ladder import LadderLearner
+from vllm.v1.core.retention.auto.returns import Returns
 from vllm.v1.core.retention.auto.spans import SpanSampler
 from vllm.v1.core.retention.auto.spare import spare_boundaries
 from vllm.v1.core.retention.auto.yields import Yields
@@ -21,7 +22,13 @@ from vllm.v1.core.retention.boundaries import (
     worthy_marks,
 )
 from vllm.v1.core.retention.fixed import ENDS, FixedPolicy
-from vllm.v1.core.retention.policy import ASKED_FOR, PrefillStep, RetentionPolicy, Spare
+from vllm.v1.core.retention.policy import (
+    ASKED_FOR,
+    COARSE,
+    PrefillStep,
+    RetentionPolicy,
+    Spare,
+)
 from vllm.v1.core.retention.queues import Standing, StandingQueues
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
@@ -35,6 +42,16 @@ _TIERS = {
     CheckpointStanding.WARM: Tier.WARM,
     CheckpointStanding.SUPERSEDED: Tier.COLD,
 }
+
+
+# Of so many prompts, about one keeps its coarse checkpoint where they do not pay.
+_PROBES = 16
+_MIX = 0x9E3779B97F4A7C15
+
+
+def _is_probe(num_prompt_tokens: int) -> bool:
+    """Whether a prompt is one of the few: by its length, so that planning again agrees."""
+    return (num_prompt_tokens * _MIX >> 32) % _PROBES == 0
 
 
 def make_auto(geometry: CacheGeometry, num_blocks: int) -> RetentionPolicy:
@@ -68,7 +85,8 @@ class AutoPolicy:
     running requests made; and computes window rows again where that is less than going on from the
     deepest checkpoint.
 
-    Owns: the duel of eviction rules, the learner of the interval, the yields of spare kinds.
+    Owns: the duel of eviction rules, the learner of the interval, the yields of spare kinds, the
+    returns of coarse checkpoints.
 
     Args:
         geometry: The model's groups.
@@ -102,6 +120,7 @@ class AutoPolicy:
             self.duel = Duel(capacity)
             self._learner = IntervalLearner(capacity, self._weight, step)
         self._yields = Yields()
+        self._returns = Returns(self._weight)
 
     @property
     def rule(self) -> Rule:
@@ -119,9 +138,12 @@ class AutoPolicy:
         """Return the replay boundary, the prompt's end, their lean ones, and the coarse one.
 
         The coarse one, for prompts whose ends were written differently, is left out where
-        checkpoints are heavy.
+        checkpoints are heavy, and where such checkpoints turned out to be hit less than others:
+        then a few prompts keep theirs, to see whether that has changed.
         """
-        keeps_coarse = not self._is_heavy
+        keeps_coarse = not self._is_heavy and (
+            not self._returns.has_coarse_failed or _is_probe(num_prompt_tokens)
+        )
         return replay_boundaries(self._geometry, num_prompt_tokens, keeps_coarse=keeps_coarse)
 
     def junction_boundaries(self, position: int) -> tuple[int, ...]:
@@ -176,6 +198,7 @@ class AutoPolicy:
         self, block_hashes: Sequence[BlockHash], num_tokens: int, dense_share: float
     ) -> None:
         """Let all rules and intervals serve a prompt, and follow those that lead."""
+        self._returns.note_prompt(num_tokens)
         spans = self._sampler.sample(block_hashes, num_tokens)
         if not spans:
             return
@@ -185,14 +208,27 @@ class AutoPolicy:
         if self._learner.serve(spans):
             logger.debug("Prefix cache: interval of checkpoints is now %d tokens.", self.interval)
 
+    def kind_of(self, position: int, num_prompt_tokens: int) -> int:
+        """Return ``COARSE`` where only the coarse boundary keeps a checkpoint."""
+        if self._is_heavy or position % self._geometry.coarse:
+            return ASKED_FOR
+        ends = replay_boundaries(self._geometry, num_prompt_tokens, keeps_coarse=False)
+        at = num_prompt_tokens // self._geometry.coarse * self._geometry.coarse
+        return COARSE if position == at and position not in ends else ASKED_FOR
+
     def note_made(self, kind: int) -> bool:
         """Count a checkpoint by its kind."""
+        if kind < 0:
+            self._returns.note_made(kind)
         self._yields.note_made(kind)
-        return kind != ASKED_FOR and self._yields.is_promising(kind)
+        return kind >= 0 and self._yields.is_promising(kind)
 
-    def note_hit(self, kind: int) -> bool:
+    def note_hit(self, kind: int | None, num_tokens: int) -> bool:
         """Count a hit by its checkpoint's kind."""
-        did_pay = kind == ASKED_FOR or self._yields.is_promising(kind)
+        self._returns.note_hit(kind, num_tokens)
+        if kind is None:
+            return False
+        did_pay = kind < 0 or self._yields.is_promising(kind)
         self._yields.note_hit(kind)
         return not did_pay and self._yields.is_promising(kind)
 
