@@ -16,12 +16,13 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.accelerators.graph_recorder import run_unguarded
 from vllm.config import VllmConfig
 from vllm.gpu.decode_graphs import GraphDevice
 from vllm.platforms.cuda import CudaPlatform
-from vllm.v1.attention.ops.triton.launch import launching_by, run_kernel
+from vllm.v1.attention.ops.triton.launch import launching_by
 
 DEVICE = torch.device("cuda", 0)
 _aten = torch.ops.aten
@@ -132,7 +133,6 @@ _METHODS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__setitem__: _set_item,
     torch.Tensor.tolist: _to_list,
     torch.Tensor.numpy: _refuse,
-    torch.Tensor.pin_memory: _refuse,
 }
 
 
@@ -146,7 +146,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs an operator on the values of its tensors; what it makes is where they are."""
     named = [*args, *kwargs.values()]
     device = next((value for value in named if isinstance(value, torch.device)), None)
-    tensors = list(_tensors((args, kwargs)))
+    tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     are_far = [isinstance(tensor, FarTensor) for tensor in tensors]
     if any(are_far) and not all(are_far):
         _check_mixed(func, tensors)
@@ -170,12 +170,6 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return FarTensor(moved) if is_far else moved
 
     return tree_map(place, result)
-
-
-def _tensors(node: Any) -> Iterator[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree_map(lambda value: found.append(value) if isinstance(value, torch.Tensor) else None, node)
-    yield from found
 
 
 def _check_mixed(func: Any, tensors: Sequence[torch.Tensor]) -> None:
@@ -216,6 +210,12 @@ class _FromHost(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _pin(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, FarTensor):
+        raise DeviceMismatchError(f"pinned memory for a tensor {tuple(tensor.shape)} of the device")
+    return tensor
+
+
 def _launch(kernel: Any, grid: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
     for value in (*args, *options.values()):
         if isinstance(value, torch.Tensor) and not isinstance(value, FarTensor):
@@ -223,8 +223,7 @@ def _launch(kernel: Any, grid: Any, args: Sequence[Any], options: dict[str, Any]
                 f"{kernel.__name__} reads {tuple(value.shape)} {value.dtype} of the host"
             )
     near = {name: _near(value) for name, value in options.items()}
-    with torch.utils._python_dispatch._disable_current_modes():
-        run_kernel(kernel, grid, tuple(_near(value) for value in args), near)
+    run_unguarded(kernel, grid, tuple(_near(value) for value in args), near)
 
 
 class _Event:
@@ -281,7 +280,7 @@ def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patched.setattr(torch.cuda, "Event", _Event)
         # Views of a wrapped tensor cannot be made in inference mode.
         patched.setattr(torch._C, "_InferenceMode", lambda _: torch.no_grad())
-        patched.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        patched.setattr(torch.Tensor, "pin_memory", _pin)
         stack.enter_context(launching_by(_launch))
         stack.enter_context(_FromHost())
         stack.enter_context(_OnDevice())

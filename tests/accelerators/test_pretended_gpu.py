@@ -38,6 +38,7 @@ def test_values_are_where_they_were_made_and_moved() -> None:
         lambda far, near: torch.nn.functional.embedding(near.long(), far.view(4, 1)),
         lambda far, near: far.masked_fill_(near > 0, 1.0),
         lambda far, near: far.numpy(),
+        lambda far, near: far.pin_memory(),
         lambda far, near: far.view(1, 2, 2) @ near.view(1, 2, 2),
         lambda far, near: write_slots(far.view(1, 1, 4), near.int()[:1], far.view(1, 4)),
     ],

@@ -1,8 +1,8 @@
 """Llama 2 and 3, SmolLM2, Mistral: grouped queries, silu MLPs, norms before each part.
 
-Mistral adds a window to every layer (7B v0.1; later releases have none) or to those of its
-``layer_types``, Llama 3.1 its own stretch
-of the rotary frequencies. Sources: arXiv:2302.13971, arXiv:2310.06825, arXiv:2407.21783.
+Mistral adds a window to every layer (7B v0.1; later releases have none), or to those that its
+``layer_types`` name. Llama 3.1 adds its own stretch of the rotary frequencies. Sources:
+arXiv:2302.13971, arXiv:2310.06825, arXiv:2407.21783.
 """
 
 from collections.abc import Mapping, Sequence

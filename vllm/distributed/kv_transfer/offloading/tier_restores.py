@@ -263,7 +263,8 @@ class TierRestores:
         self._stores.tiers.unpin(found.objects)
         kept = self._keeping.pop(name, [])
         if kept and has_failed:
-            self._writes.abandon_host(kept)
+            assert self._stores.host is not None
+            self._stores.host.abandon(kept)
         elif kept:
             self._writes.commit_host(kept)
         self._row_loads.settle(name, has_failed=has_failed)

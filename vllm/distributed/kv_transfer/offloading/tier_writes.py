@@ -284,11 +284,6 @@ class TierWrites:
         done = self._stores.host.commit(reservations)
         self._reports.stored([reservation.spec.key for reservation in done], MEDIUM_CPU)
 
-    def abandon_host(self, reservations: Sequence[Reservation]) -> None:
-        """Give back room in host memory that nothing came into."""
-        assert self._stores.host is not None
-        self._stores.host.abandon(reservations)
-
     # ---- ending ------------------------------------------------------------------------------
 
     def take_report(self, report: OffloadReport) -> None:

@@ -11,7 +11,7 @@ from vllm.v1.core.retention.auto.heavy_rules import HeavyDuel
 from vllm.v1.core.retention.auto.interval import IntervalLearner
 from vllm.v1.core.retention.auto.ladder import LadderLearner
 from vllm.v1.core.retention.auto.returns import Returns
-from vllm.v1.core.retention.auto.spans import SpanSampler
+from vllm.v1.core.retention.auto.spans import SpanSampler, is_sampled
 from vllm.v1.core.retention.auto.spare import spare_boundaries
 from vllm.v1.core.retention.auto.yields import Yields
 from vllm.v1.core.retention.boundaries import (
@@ -46,12 +46,6 @@ _TIERS = {
 
 # Of so many prompts, about one keeps its coarse checkpoint where they do not pay.
 _PROBES = 16
-_MIX = 0x9E3779B97F4A7C15
-
-
-def _is_probe(num_prompt_tokens: int) -> bool:
-    """Whether a prompt is one of the few: by its length, so that planning again agrees."""
-    return (num_prompt_tokens * _MIX >> 32) % _PROBES == 0
 
 
 def make_auto(geometry: CacheGeometry, num_blocks: int) -> RetentionPolicy:
@@ -142,7 +136,8 @@ class AutoPolicy:
         then a few prompts keep theirs, to see whether that has changed.
         """
         keeps_coarse = not self._is_heavy and (
-            not self._returns.has_coarse_failed or _is_probe(num_prompt_tokens)
+            # By its length, so that planning the prompt again says the same.
+            not self._returns.has_coarse_failed or is_sampled(num_prompt_tokens, _PROBES)
         )
         return replay_boundaries(self._geometry, num_prompt_tokens, keeps_coarse=keeps_coarse)
 
@@ -210,11 +205,11 @@ class AutoPolicy:
 
     def kind_of(self, position: int, num_prompt_tokens: int) -> int:
         """Return ``COARSE`` where only the coarse boundary keeps a checkpoint."""
-        if self._is_heavy or position % self._geometry.coarse:
+        geometry = self._geometry
+        if self._is_heavy or position not in replay_boundaries(geometry, num_prompt_tokens):
             return ASKED_FOR
-        ends = replay_boundaries(self._geometry, num_prompt_tokens, keeps_coarse=False)
-        at = num_prompt_tokens // self._geometry.coarse * self._geometry.coarse
-        return COARSE if position == at and position not in ends else ASKED_FOR
+        others = replay_boundaries(geometry, num_prompt_tokens, keeps_coarse=False)
+        return ASKED_FOR if position in others else COARSE
 
     def note_made(self, kind: int) -> bool:
         """Count a checkpoint by its kind."""

@@ -12,6 +12,11 @@ _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
+def is_sampled(key: int, rate: int) -> bool:
+    """Whether a key is one of about every ``rate``; who asks again is told the same."""
+    return ((key * _MIX & _MASK) >> 32) % rate == 0
+
+
 class Span(NamedTuple):
     """A piece of a prompt, known by all tokens up to its end.
 
@@ -64,6 +69,6 @@ class SpanSampler:
         for number in range(1, num_spans + 1):
             prefix_hash = block_hashes[number * self._per_span - 1]
             key = int.from_bytes(prefix_hash[:8], "little")
-            if self.rate == 1 or ((key * _MIX & _MASK) >> 32) % self.rate == 0:
+            if self.rate == 1 or is_sampled(key, self.rate):
                 spans.append(Span(key, number * self._tokens))
         return spans
