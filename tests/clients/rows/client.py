@@ -85,6 +85,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def expect_overflow(row: Row, refusal: type[Exception], ask: Callable[[], object]) -> None:
+    """Asks with more than the model's context; the client's error has the code that says so.
+
+    Args:
+        row: Shows the code.
+        refusal: The client's class of errors with status 400.
+        ask: Asks.
+    """
+    try:
+        ask()
+    except refusal as error:
+        row.shown = getattr(error, "code", "")
+        assert row.shown == "context_length_exceeded", error
+        return
+    raise AssertionError("no error")
+
+
 def run(rows: dict[str, Callable[[Row], None]], package: str, version: str = "") -> None:
     """Run rows, or those that the command line names; print one JSON line each.
 
