@@ -41,6 +41,7 @@ def on_platform(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Has engines run on a platform."""
     with monkeypatch.context() as patched:
         patched.setattr(platforms, "get_current_platform", lambda: platform)
+        assert platforms.current_platform is platform
         with pretending(patched) if platform is GPU else nullcontext():
             yield
 
