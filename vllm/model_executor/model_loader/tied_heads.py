@@ -39,8 +39,8 @@ def has_own_head(stored: Sequence[StoredTensor]) -> bool:
     try:
         with MappedFile(head.file) as head_file, MappedFile(embedding.file) as embedding_file:
             pairs = zip(
-                head_file.read(head).split(_ROWS),
-                embedding_file.read(embedding).split(_ROWS),
+                torch.split(head_file.read(head), _ROWS),
+                torch.split(embedding_file.read(embedding), _ROWS),
                 strict=True,
             )
             return not all(torch.equal(own.float(), shared.float()) for own, shared in pairs)
