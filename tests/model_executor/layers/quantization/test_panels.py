@@ -65,7 +65,7 @@ def test_scales_that_leave_no_room_are_kept_as_numbers() -> None:
 
 
 def test_inputs_are_rounded_by_a_quotient_rounded_once() -> None:
-    """As by kernels: a multiple of the reciprocal is off by a bit for some peaks, and so are codes."""
+    """As by kernels: a multiple of the reciprocal is off by a bit for some peaks: so are codes."""
     peaks = torch.linspace(1.0, 2.0, 4097)
     factors = (torch.full_like(peaks, 127).double() / peaks.double()).float()
     # What lies in the middle of two steps by one factor does not by another.
