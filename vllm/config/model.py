@@ -26,6 +26,9 @@ QUANTIZATIONS = (
     "fp8",
     "modelopt",
     "modelopt_fp4",
+    "auto-round",
+    "auto_round",
+    "inc",
     "gguf",
     "ascend",
 )
