@@ -7,8 +7,9 @@ from typing import Any, TypeGuard
 
 import torch
 
-from vllm.gpu.decode_graphs import DecodeGraphs, EntryGraphs, GraphDevice, choose_sizes
+from vllm.gpu.decode_graphs import DecodeGraphs, GraphDevice, choose_sizes
 from vllm.gpu.draws import draw_tokens
+from vllm.gpu.entry_graphs import EntryGraphs, StepSizes
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
@@ -21,6 +22,7 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.entry_tables import choose_limits
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.paged_tables import PagedTablesBuilder
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
 from vllm.v1.attention.step_model import StepModel, make_settle, make_torch_step_model
 
 logger = init_logger(__name__)
@@ -55,6 +57,8 @@ def make_graphed_step_model(
     *,
     sizes: Sequence[int],
     max_tokens: int,
+    num_drafts: int = 0,
+    has_block: bool = False,
     shows_progress: bool = False,
 ) -> StepModel:
     """Returns what replays a model's decode steps, captured by now.
@@ -67,11 +71,15 @@ def make_graphed_step_model(
         graphs: Captures.
         sizes: Batch sizes to capture.
         max_tokens: Of a request.
+        num_drafts: Most drafts of a request in a step.
+        has_block: Whether the model's own block makes them.
         shows_progress: Whether a bar is shown.
     """
     settle = make_settle(model, device, layout, kv_caches)
     if not reads_pages(model, layout):
-        entry_steps = EntryGraphs(model, layout, kv_caches, sizes, max_tokens, device)
+        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+        step_sizes = StepSizes(sizes, queries, block_queries, max_tokens)
+        entry_steps = EntryGraphs(model, layout, kv_caches, step_sizes, device)
         entry_steps.capture(graphs, shows_progress=shows_progress)
         return StepModel(entry_steps, entry_steps.build_metadata, draw_tokens, settle)
     max_blocks = sum(_most_blocks(group, max_tokens) for group in layout.groups)
@@ -99,17 +107,43 @@ def _has_experts(module: Any) -> TypeGuard[ExpertBank | ClampedExperts | Deepsee
     return isinstance(module, ExpertBank | ClampedExperts | DeepseekV4MoE)
 
 
-def count_graphs(model: Any, max_requests: int, max_tokens: int) -> int:
+def _choose_queries(num_drafts: int, *, has_block: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the tokens of a request that steps of a model with entries are captured for.
+
+    Returns:
+        Those of the model's steps, and of its own block's.
+    """
+    if not num_drafts:
+        return (1,), ()
+    most = min(1 + num_drafts, MAX_DECODE_QUERIES)
+    if not has_block:
+        # Where nothing is found to draft, steps have a token of each request.
+        return (1, most), ()
+    # A block drafts in every step: it runs the rows that stand, then one for each further draft.
+    return (most,), ((most,) if num_drafts == 1 else (1, most))
+
+
+def count_graphs(
+    model: Any,
+    max_requests: int,
+    max_tokens: int,
+    num_drafts: int = 0,
+    *,
+    has_block: bool = False,
+) -> int:
     """Return how many graphs a model's decode steps take.
 
     Args:
         model: The model.
         max_requests: Of a step.
         max_tokens: Of a context.
+        num_drafts: Most drafts of a request in a step.
+        has_block: Whether the model's own block makes them.
     """
     count = len(choose_sizes(max_requests))
     if isinstance(model, DeepseekV4ForCausalLM):
-        count *= len(choose_limits(max_tokens))
+        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+        count *= len(choose_limits(max_tokens)) * len(queries) + len(block_queries)
     return count
 
 

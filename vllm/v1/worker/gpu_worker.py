@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -113,7 +114,10 @@ class GPUWorker(Worker):
         graphs = 0
         if self._wants_graphs():
             count = count_graphs(
-                self._model, scheduler.max_num_seqs, self._config.model_config.max_model_len
+                self._model,
+                scheduler.max_num_seqs,
+                self._config.model_config.max_model_len,
+                **self._find_drafts(),
             )
             graphs = _BYTES_PER_GRAPH * count
         now = MemorySnapshot.take(memory)
@@ -159,6 +163,7 @@ class GPUWorker(Worker):
                 graphs,
                 sizes=choose_sizes(self._config.scheduler_config.max_num_seqs),
                 max_tokens=self._config.model_config.max_model_len,
+                **self._find_drafts(),
                 shows_progress=self._place.rank == 0 and self._config.load_config.use_tqdm,
             )
         except torch.OutOfMemoryError:
@@ -179,6 +184,16 @@ class GPUWorker(Worker):
 
     def _wants_graphs(self) -> bool:
         return not self._config.model_config.enforce_eager
+
+    def _find_drafts(self) -> dict[str, Any]:
+        """Returns what graphs must know of drafts."""
+        config = self._config.speculative_config
+        if config is None:
+            return {}
+        return {
+            "num_drafts": config.num_speculative_tokens,
+            "has_block": config.method == "mtp",
+        }
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """As ``Worker``.
