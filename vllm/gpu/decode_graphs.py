@@ -105,7 +105,7 @@ class CapturedSteps:
     Args:
         model: The model.
         kv_caches: Cache name -> pages.
-        max_requests: Of a step.
+        max_rows: Of a step.
         device: Where it runs.
 
     Owns: the graphs, and the tokens and positions that they read.
@@ -115,12 +115,12 @@ class CapturedSteps:
         self,
         model: Any,
         kv_caches: Mapping[str, torch.Tensor],
-        max_requests: int,
+        max_rows: int,
         device: torch.device,
     ) -> None:
         self._model, self._kv_caches = model, kv_caches
-        self._token_ids = torch.zeros(max_requests, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(max_requests, dtype=torch.int64, device=device)
+        self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._captured: dict[Hashable, _CapturedStep] = {}
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class CapturedSteps:
         self,
         graphs: GraphDevice,
         shape: Hashable,
-        num_requests: int,
+        num_rows: int,
         find_meta: Callable[[], Any],
         buffers: Sequence[torch.Tensor],
     ) -> None:
@@ -139,11 +139,11 @@ class CapturedSteps:
         Args:
             graphs: Captures.
             shape: Names it.
-            num_requests: Its rows.
+            num_rows: Its rows, those of no token too.
             find_meta: Returns what the model reads; what it computes is captured too.
             buffers: Where the caller writes tables between replays, and what else lives longer.
         """
-        tokens, positions = self._token_ids[:num_requests], self._positions[:num_requests]
+        tokens, positions = self._token_ids[:num_rows], self._positions[:num_rows]
 
         def run() -> torch.Tensor:
             streams: torch.Tensor = self._model(tokens, positions, find_meta(), self._kv_caches)
@@ -162,6 +162,9 @@ class CapturedSteps:
         num_rows = len(token_ids)
         self._token_ids[:num_rows].copy_(token_ids, non_blocking=True)
         self._positions[:num_rows].copy_(positions, non_blocking=True)
+        if num_rows < len(captured.streams):
+            # Rows of no token are all of one: a router then sends them to the same few experts.
+            self._token_ids[num_rows : len(captured.streams)].zero_()
         captured.graph.replay()
         # The next replay writes here again; by then the logits of these rows are computed.
         return captured.streams[:num_rows]
