@@ -81,7 +81,13 @@ class Dispatcher:
 # -- what is launched -------------------------------------------------------------------------
 
 
-def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], most: int) -> None:
+def _run_model(
+    raw: dict[str, Any],
+    dtype: torch.dtype,
+    steps: list[list[int]],
+    most: int,
+    num_drafts: int = 0,
+) -> None:
     """Runs steps of a model, given as the tokens of each request, and captures decode steps."""
     entry = resolve_model(raw["architectures"])
     with torch.inference_mode():
@@ -90,7 +96,11 @@ def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], 
         )
         pages = gpu.Pages(raw, model, META, 64 * 40, 0)
         for number, counts in enumerate(steps):
-            pages.step([(100 * number + r, [1] * count) for r, count in enumerate(counts)])
+            work = [(100 * number + r, [1] * count) for r, count in enumerate(counts)]
+            if num_drafts:
+                list(gpu.draft(pages, work, pages.eager))
+            else:
+                pages.step(work)
         if not can_replay(model, pages.layout):
             return
         make_graphed_step_model(
@@ -101,6 +111,8 @@ def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], 
             Rehearsal(),
             sizes=gpu.choose_sizes(most),
             max_tokens=gpu.MOST_TOKENS,
+            num_drafts=num_drafts,
+            has_block=num_drafts > 0,
         )
 
 
@@ -148,6 +160,14 @@ def list_rehearsals() -> Iterator[tuple[str, Callable[[], None]]]:
     for name, raw in timed.items():
         steps = [[512], [1], [1] * 64, [4096]]
         yield name, lambda raw=raw, steps=steps: _run_model(raw, torch.bfloat16, steps, 64)  # type: ignore[misc]
+    drafting = gpu.V4_SMALL | {"num_nextn_predict_layers": 1}
+    rows = 1 + gpu.NUM_DRAFTS
+    yield (
+        "v4 drafts",
+        lambda: _run_model(
+            drafting, torch.bfloat16, [[512], [rows], [rows] * 64], 64, gpu.NUM_DRAFTS
+        ),
+    )
     for family in gpu.INVARIANT_FAMILIES:
         yield f"invariance {family}", lambda family=family: _run_invariance(family)  # type: ignore[misc]
 
