@@ -77,7 +77,7 @@ def make_graphed_step_model(
     """
     settle = make_settle(model, device, layout, kv_caches)
     if not reads_pages(model, layout):
-        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+        queries, block_queries = _choose_queries(model, num_drafts, has_block=has_block)
         step_sizes = StepSizes(sizes, queries, block_queries, max_tokens)
         entry_steps = EntryGraphs(model, layout, kv_caches, step_sizes, device)
         entry_steps.capture(graphs, shows_progress=shows_progress)
@@ -98,7 +98,13 @@ def make_graphed_step_model(
 
 def can_replay(model: Any, layout: CacheLayout) -> bool:
     """Whether a model's decode steps can be captured: nothing in them waits for the device."""
-    return (reads_pages(model, layout) or isinstance(model, DeepseekV4ForCausalLM)) and all(
+    is_known = reads_pages(model, layout) or isinstance(model, DeepseekV4ForCausalLM)
+    # Where keys are chosen, they are chosen of all.
+    is_known = is_known or (
+        _chooses_keys(model)
+        and not any(group.kind == "keys" and group.window for group in layout.groups)
+    )
+    return is_known and all(
         module.is_one_product for module in model.modules() if _has_experts(module)
     )
 
@@ -107,13 +113,15 @@ def _has_experts(module: Any) -> TypeGuard[ExpertBank | ClampedExperts | Deepsee
     return isinstance(module, ExpertBank | ClampedExperts | DeepseekV4MoE)
 
 
-def _choose_queries(num_drafts: int, *, has_block: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _choose_queries(
+    model: Any, num_drafts: int, *, has_block: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the tokens of a request that steps of a model with entries are captured for.
 
     Returns:
         Those of the model's steps, and of its own block's.
     """
-    if not num_drafts:
+    if not num_drafts or not isinstance(model, DeepseekV4ForCausalLM):
         return (1,), ()
     most = min(1 + num_drafts, MAX_DECODE_QUERIES)
     if not has_block:
@@ -141,8 +149,8 @@ def count_graphs(
         has_block: Whether the model's own block makes them.
     """
     count = len(choose_sizes(max_requests))
-    if isinstance(model, DeepseekV4ForCausalLM):
-        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+    if isinstance(model, DeepseekV4ForCausalLM) or _chooses_keys(model):
+        queries, block_queries = _choose_queries(model, num_drafts, has_block=has_block)
         count *= len(choose_limits(max_tokens)) * len(queries) + len(block_queries)
     return count
 
@@ -153,7 +161,13 @@ def reads_pages(model: Any, layout: CacheLayout) -> bool:
         isinstance(model, DecoderForCausalLM)
         and all(group.kind in ("keys", "recurrent") for group in layout.groups)
         # No kernel chooses keys.
-        and all(_attends_to_all(model.config.shape_of(layer)) for layer in model.config.layers)
+        and not _chooses_keys(model)
+    )
+
+
+def _chooses_keys(model: Any) -> bool:
+    return isinstance(model, DecoderForCausalLM) and not all(
+        _attends_to_all(model.config.shape_of(layer)) for layer in model.config.layers
     )
 
 
