@@ -1,10 +1,13 @@
 """Decode steps replayed as CUDA graphs, one for each of a few batch sizes.
 
 A graph replays kernels on fixed addresses. What changes from step to step lies in buffers at such
-addresses: tokens, positions, and the tables of ``PagedTablesBuilder``. A step of n requests is
-filled up to the next size with rows of no request, which read and write no pages:
+addresses: tokens, positions, and the tables of ``PagedTablesBuilder``. A step of n rows is filled
+up to the next ``StepShape`` with rows of no token, which read and write no pages:
 
-    n requests -> size s >= n -> tables of s rows, uploaded -> replay graph s -> first n rows
+    n rows of r requests -> shape -> its tables, uploaded -> replay its graph -> first n rows
+
+Plain decode steps have shapes of a row a request. Those with drafts have others, whose rows the
+requests share as they need them, so that a step may mix requests with many drafts, few and none.
 
 Attention's grid does not depend on the length of contexts (their splits are fixed in number), so
 one graph serves all of them. A model with entries has graphs by the length of contexts too
@@ -24,13 +27,15 @@ from vllm.logger import init_logger
 from vllm.v1.attention.entry_tables import DecodeShape, EntryTables, LaidOutStep, choose_limits
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
-from vllm.v1.attention.paged_tables import PagedTables, PagedTablesBuilder
+from vllm.v1.attention.paged_tables import PagedTables, PagedTablesBuilder, StepShape
 from vllm.v1.attention.step_tables import RequestSlice
 
 logger = init_logger(__name__)
 
 # A graph's kernels must be compiled and their workspaces be there before it is captured.
 _WARM_UPS = 2
+# Of steps with drafts: how many times more rows the next larger shape of as many requests has.
+_ROW_STEPS = 4
 
 
 class Graph(Protocol):
@@ -50,7 +55,7 @@ class GraphDevice(Protocol):
 
         Args:
             run: The step.
-            buffers: What the caller writes between replays.
+            buffers: What the step reads and writes that lives longer than it.
         """
 
     def allocated_bytes(self) -> int:
@@ -135,7 +140,7 @@ class CapturedSteps:
         shape: Hashable,
         num_rows: int,
         find_meta: Callable[[], Any],
-        tables: torch.Tensor,
+        buffers: Sequence[torch.Tensor],
     ) -> None:
         """Capture one step.
 
@@ -144,7 +149,7 @@ class CapturedSteps:
             shape: Names it.
             num_rows: Its rows, those of no token too.
             find_meta: Returns what the model reads; what it computes is captured too.
-            tables: What the caller writes between replays.
+            buffers: Where the caller writes tables between replays, and what else lives longer.
         """
         tokens, positions = self._token_ids[:num_rows], self._positions[:num_rows]
 
@@ -152,8 +157,8 @@ class CapturedSteps:
             streams: torch.Tensor = self._model(tokens, positions, find_meta(), self._kv_caches)
             return streams
 
-        buffers = (self._token_ids, self._positions, tables)
-        self._captured[shape] = _CapturedStep(*graphs.capture(run, buffers))
+        lasting = (self._token_ids, self._positions, *buffers)
+        self._captured[shape] = _CapturedStep(*graphs.capture(run, lasting))
 
     def replay(
         self, shape: Hashable, token_ids: torch.Tensor, positions: torch.Tensor
@@ -179,15 +184,38 @@ def choose_sizes(max_requests: int) -> tuple[int, ...]:
     return tuple(sorted(sizes | {*range(8, max_requests + 1, 8), max_requests}, reverse=True))
 
 
+def choose_shapes(
+    sizes: Sequence[int], num_drafts: int = 0, max_rows: int = 0
+) -> tuple[StepShape, ...]:
+    """Return the shapes of decode steps to capture, the smallest first.
+
+    Args:
+        sizes: Numbers of requests.
+        num_drafts: Most drafts of a request; 0: there are none.
+        max_rows: Most tokens that a step may have; 0: any number.
+
+    With drafts a size has a shape with as many rows as there may be, and where these are many,
+    others with a quarter each: drafts that are looked up are often few.
+    """
+    shapes = {StepShape(1, size, size) for size in sizes}
+    rows_each = num_drafts + 1
+    while rows_each > 1:
+        for size in sizes:
+            num_rows = min(size * rows_each, max_rows or size * rows_each)
+            shapes.add(StepShape(num_drafts + 1, num_rows, size))
+        rows_each //= _ROW_STEPS
+    return tuple(sorted(shapes))
+
+
 class DecodeGraphs:
     """A paged model whose decode steps are replayed; other steps run as they are.
 
     Args:
-        model: The model.
+        model: The model; a block of it that drafts is not run here.
         make_builder: Makes what builds its tables, on buffers of its own.
         layout: Its KV groups.
         kv_caches: Cache name -> pages.
-        sizes: Batch sizes to capture.
+        shapes: Of the steps to capture.
         max_blocks: Blocks of the longest request, of all groups together.
         device: Where it runs.
 
@@ -200,42 +228,55 @@ class DecodeGraphs:
         make_builder: Callable[[], PagedTablesBuilder],
         layout: CacheLayout,
         kv_caches: Mapping[str, torch.Tensor],
-        sizes: Sequence[int],
+        shapes: Sequence[StepShape],
         max_blocks: int,
         device: torch.device,
     ) -> None:
         self._model, self._layout = model, layout
         # Buffers of other steps may grow, and so move.
         self._builder, self._other_builder = make_builder(), make_builder()
-        self._sizes = tuple(sorted(sizes))
-        most = self._sizes[-1]
+        self._shapes = tuple(sorted(shapes))
+        most = max(shape.num_rows for shape in shapes)
         self._steps = CapturedSteps(model, kv_caches, most, device)
         # Tables of any later step must fit: their address is in the graphs.
-        num_groups = len(layout.groups)
-        self._builder.reserve(most * (6 + 5 * num_groups + max_blocks) + 1)
+        self._builder.fix(self._shapes, max_blocks)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Captured sizes, in order."""
-        return self._sizes if len(self._steps) else ()
+    def shapes(self) -> tuple[StepShape, ...]:
+        """Captured shapes, in order."""
+        return self._shapes if len(self._steps) else ()
 
     @torch.inference_mode()
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
-        """Capture every size; the log says what they took."""
+        """Capture every shape; the log says what they took."""
         with _telling_of(graphs, self._steps):
-            for number, size in enumerate(self._sizes[::-1], 1):
+            for number, shape in enumerate(self._shapes[::-1], 1):
                 if shows_progress:
-                    _show_progress(number, len(self._sizes))
-                meta = self._builder([], self._layout, size)
-                self._steps.capture(graphs, size, size, meta.itself, self._builder.buffer)
+                    _show_progress(number, len(self._shapes))
+                meta = self._builder([], self._layout, shape)
+                self._steps.capture(
+                    graphs, shape, shape.num_rows, meta.itself, self._builder.buffers
+                )
 
     def build_metadata(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> PagedTables:
-        """Return a step's tables; a decode step's are filled up to a captured size."""
+        """Return a step's tables; a decode step's are filled up to a captured shape."""
         kept = [item for item in slices if item.num_tokens]
-        size = 0
-        if kept and all(item.num_tokens == 1 for item in kept):
-            size = next((size for size in self.sizes if size >= len(kept)), 0)
-        return (self._builder if size else self._other_builder)(kept, layout, size)
+        shape = self._find_shape([item.num_tokens for item in kept])
+        return (self._other_builder if shape is None else self._builder)(kept, layout, shape)
+
+    def _find_shape(self, counts: Sequence[int]) -> StepShape | None:
+        """Returns the smallest shape of a step with so many tokens of each request."""
+        if not counts:
+            return None
+        least = StepShape(max(counts), sum(counts), len(counts))
+        for shape in self.shapes:
+            if (
+                shape.most_tokens >= least.most_tokens
+                and shape.num_rows >= least.num_rows
+                and shape.num_requests >= least.num_requests
+            ):
+                return shape
+        return None
 
     def __call__(
         self,
@@ -245,8 +286,7 @@ class DecodeGraphs:
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """As the model."""
-        size = meta.num_tokens if meta.is_decode else None
-        streams = self._steps.replay(size, token_ids, positions)
+        streams = self._steps.replay(meta.shape, token_ids, positions)
         if streams is None:
             streams = self._model(token_ids, positions, meta, kv_caches)
         return streams
@@ -299,7 +339,7 @@ class EntryGraphs:
                     shape,
                     shape.num_requests,
                     partial(self._tables.expand, shape),
-                    self._tables.buffer,
+                    (self._tables.buffer,),
                 )
 
     def build_metadata(
