@@ -90,7 +90,9 @@ def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], 
         )
         pages = gpu.Pages(raw, model, META, 64 * 40, 0)
         for number, counts in enumerate(steps):
-            pages.step([(100 * number + r, [1] * count) for r, count in enumerate(counts)])
+            work = [(100 * number + r, [1] * count) for r, count in enumerate(counts)]
+            # Of the short ones all tokens but the first are drafts.
+            pages.step(work, num_drafts=gpu.NUM_DRAFTS if max(counts) <= gpu.NUM_DRAFTS else 0)
         if not can_replay(model, pages.layout):
             return
         make_graphed_step_model(
@@ -101,6 +103,7 @@ def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], 
             Rehearsal(),
             sizes=gpu.choose_sizes(most),
             max_tokens=gpu.MOST_TOKENS,
+            num_drafts=gpu.NUM_DRAFTS,
         )
 
 

@@ -36,29 +36,35 @@ class RecordingPlatform(CudaReferencePlatform):
 
 
 class Steps:
-    """What became of an engine's steps.
+    """What became of an engine's steps with drafts, and of those that its block drafts by.
 
     Attributes:
-        drafted: Of those with drafts: tokens of each request -> how many steps.
+        taken: By whether they are the block's, and tokens of each request -> how many.
         replayed: Likewise, of those that were replayed.
     """
 
     def __init__(self) -> None:
-        self.drafted: Counter[tuple[int, ...]] = Counter()
-        self.replayed: Counter[tuple[int, ...]] = Counter()
-        self._last: tuple[int, ...] | None = None
+        self.taken: Counter[tuple[bool, tuple[int, ...]]] = Counter()
+        self.replayed: Counter[tuple[bool, tuple[int, ...]]] = Counter()
+        self._last: tuple[bool, tuple[int, ...]] | None = None
 
-    def see(self, slices: list[RequestSlice]) -> None:
+    def see(self, slices: list[RequestSlice], *, is_block: bool) -> None:
         """Note a step that is about to run."""
-        counts = tuple(item.num_tokens for item in slices)
-        self._last = counts if any(item.num_drafts for item in slices) else None
-        if self._last is not None:
-            self.drafted[counts] += 1
+        self._last = None
+        if is_block or any(item.num_drafts for item in slices):
+            self._last = is_block, tuple(item.num_tokens for item in slices if item.num_tokens)
+            self.taken[self._last] += 1
 
     def see_replay(self) -> None:
         """Note that the step was replayed."""
         if self._last is not None:
             self.replayed[self._last] += 1
+
+    def check(self, most_tokens: int) -> set[tuple[bool, tuple[int, ...]]]:
+        """Sees that all were replayed that have no chunk of a prompt; returns which there were."""
+        short = {step: n for step, n in self.taken.items() if max(step[1]) <= most_tokens}
+        assert self.replayed == short
+        return set(short)
 
 
 @pytest.fixture
@@ -72,13 +78,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
         seen.see_replay()
         replay(self)
 
-    def record(model: Any, layout: Any, caches: Any, device: Any, _: Any, **settings: Any) -> Any:
+    def record(model: Any, groups: Any, caches: Any, device: Any, _: Any, **settings: Any) -> Any:
         made = make_graphed_step_model(
-            model, layout, caches, device, GraphRecorder(model, caches), **settings
+            model, groups, caches, device, GraphRecorder(model, caches), **settings
         )
 
         def build(slices: list[RequestSlice], layout: Any) -> Any:
-            seen.see(slices)
+            seen.see(slices, is_block=layout is not groups)
             return made.build_metadata(slices, layout)
 
         return replace(made, build_metadata=build)
@@ -108,10 +114,9 @@ def test_a_recurrent_model_with_its_own_block(
     layers = ["linear_attention", "full_attention"]
     write_drafting_model("qwen 3.5", tmp_path, num_hidden_layers=2, layer_types=layers)
     answer_on_both(tmp_path, monkeypatch, 16, 2, lengths=(5, 9, 35))
-    # Beside chunks of prompts, which are longer than drafts, nothing is replayed.
-    short = {counts: n for counts, n in steps.drafted.items() if max(counts) <= 3}
-    assert steps.replayed == short
-    assert len({len(counts) for counts in short}) > 1, "no request leaves before the others"
+    taken = steps.check(3)
+    assert len({len(counts) for _, counts in taken}) > 1, "no request leaves before the others"
+    assert {(True, (1,)), (False, (3,)), (True, (3,))} <= taken
 
 
 def test_drafts_that_are_looked_up(
@@ -119,5 +124,4 @@ def test_drafts_that_are_looked_up(
 ) -> None:
     write_model({**FAMILIES["gemma3"], "num_hidden_layers": 2}, tmp_path, byte_level())
     answer_on_both(tmp_path, monkeypatch, 16, 4, lengths=(5, 9, 35), method="ngram")
-    assert steps.replayed == {c: n for c, n in steps.drafted.items() if max(c) <= 5}
-    assert any(len(set(counts)) > 1 for counts in steps.replayed), "no mixed step"
+    assert any(len(set(counts)) > 1 for _, counts in steps.check(5)), "no mixed step"

@@ -207,19 +207,103 @@ def choose_shapes(
     return tuple(sorted(shapes))
 
 
-class DecodeGraphs:
-    """A paged model whose decode steps are replayed; other steps run as they are.
+class PagedSteps:
+    """Captured steps of one forward pass over pages, by ``StepShape``; and tables of any others.
 
     Args:
-        model: The model; a block of it that drafts is not run here.
+        run: The pass, on flat rows and their tables.
         make_builder: Makes what builds its tables, on buffers of its own.
         layout: Its KV groups.
         kv_caches: Cache name -> pages.
         shapes: Of the steps to capture.
         max_blocks: Blocks of the longest request, of all groups together.
         device: Where it runs.
+        inputs: What it reads besides tokens, positions and tables.
 
-    Owns: the graphs, and the tables of decode steps that they read.
+    Owns: the graphs, and the tables that they read.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., torch.Tensor],
+        make_builder: Callable[[], PagedTablesBuilder],
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        shapes: Sequence[StepShape],
+        max_blocks: int,
+        device: torch.device,
+        *inputs: torch.Tensor,
+    ) -> None:
+        self.layout, self.shapes = layout, tuple(sorted(shapes))
+        # Buffers of other steps may grow, and so move.
+        self._builder, self._other_builder = make_builder(), make_builder()
+        most = max(shape.num_rows for shape in shapes)
+        self.captured = CapturedSteps(run, kv_caches, most, device)
+        self._inputs = inputs
+        # Tables of any later step must fit: their address is in the graphs.
+        self._builder.fix(self.shapes, max_blocks)
+
+    def capture(self, graphs: GraphDevice, shape: StepShape) -> None:
+        """Capture one shape."""
+        meta = self._builder([], self.layout, shape)
+        lasting = (*self._builder.buffers, *self._inputs)
+        self.captured.capture(graphs, shape, shape.num_rows, meta.itself, lasting)
+
+    def build_metadata(self, slices: Sequence[RequestSlice]) -> PagedTables:
+        """Return a step's tables; those of a step that fits in a shape are filled up to it."""
+        kept = [item for item in slices if item.num_tokens]
+        shape = self._find_shape([item.num_tokens for item in kept])
+        builder = self._other_builder if shape is None else self._builder
+        return builder(kept, self.layout, shape)
+
+    def _find_shape(self, counts: Sequence[int]) -> StepShape | None:
+        """Returns the smallest captured shape of a step with so many tokens of each request."""
+        if not counts or not len(self.captured):
+            return None
+        most_tokens, num_rows, num_requests = max(counts), sum(counts), len(counts)
+        for shape in self.shapes:
+            if (
+                shape.most_tokens >= most_tokens
+                and shape.num_rows >= num_rows
+                and shape.num_requests >= num_requests
+            ):
+                return shape
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingBlock:
+    """A model's own block that drafts.
+
+    Attributes:
+        make_builder: Makes what builds its tables, on buffers of its own.
+        layout: The group of its cache, as its proposer has it.
+        shapes: Of its steps to capture.
+        width: Values of a stream.
+        dtype: Of them.
+    """
+
+    make_builder: Callable[[], PagedTablesBuilder]
+    layout: CacheLayout
+    shapes: Sequence[StepShape]
+    width: int
+    dtype: torch.dtype
+
+
+class DecodeGraphs:
+    """A paged model whose decode steps are replayed; other steps run as they are.
+
+    Args:
+        model: The model.
+        make_builder: Makes what builds its tables, on buffers of its own.
+        layout: Its KV groups.
+        kv_caches: Cache name -> pages.
+        shapes: Of the steps to capture.
+        max_blocks: Blocks of the longest request, of all groups together.
+        device: Where it runs.
+        block: The model's block that drafts, where it does: its steps are replayed too.
+
+    Owns: the graphs, and what they read.
     """
 
     def __init__(
@@ -231,52 +315,47 @@ class DecodeGraphs:
         shapes: Sequence[StepShape],
         max_blocks: int,
         device: torch.device,
+        block: DraftingBlock | None = None,
     ) -> None:
-        self._model, self._layout = model, layout
-        # Buffers of other steps may grow, and so move.
-        self._builder, self._other_builder = make_builder(), make_builder()
-        self._shapes = tuple(sorted(shapes))
-        most = max(shape.num_rows for shape in shapes)
-        self._steps = CapturedSteps(model, kv_caches, most, device)
-        # Tables of any later step must fit: their address is in the graphs.
-        self._builder.fix(self._shapes, max_blocks)
+        self._model = model
+        self._steps = PagedSteps(model, make_builder, layout, kv_caches, shapes, max_blocks, device)
+        self._block: PagedSteps | None = None
+        if block is not None:
+            most = max(shape.num_rows for shape in block.shapes)
+            self._streams = torch.zeros((most, block.width), dtype=block.dtype, device=device)
+            self._block = PagedSteps(
+                self._run_block,
+                block.make_builder,
+                block.layout,
+                kv_caches,
+                block.shapes,
+                max_blocks,
+                device,
+                self._streams,
+            )
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        """Captured shapes, in order."""
-        return self._shapes if len(self._steps) else ()
+        """Those of the model's steps, the smallest first."""
+        return self._steps.shapes
 
     @torch.inference_mode()
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
         """Capture every shape; the log says what they took."""
-        with _telling_of(graphs, self._steps):
-            for number, shape in enumerate(self._shapes[::-1], 1):
+        own = [steps for steps in (self._steps, self._block) if steps is not None]
+        pairs = [(steps, shape) for steps in own for shape in steps.shapes[::-1]]
+        with _telling_of(graphs, *(steps.captured for steps in own)):
+            for number, (steps, shape) in enumerate(pairs, 1):
                 if shows_progress:
-                    _show_progress(number, len(self._shapes))
-                meta = self._builder([], self._layout, shape)
-                self._steps.capture(
-                    graphs, shape, shape.num_rows, meta.itself, self._builder.buffers
-                )
+                    _show_progress(number, len(pairs))
+                steps.capture(graphs, shape)
 
     def build_metadata(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> PagedTables:
         """Return a step's tables; a decode step's are filled up to a captured shape."""
-        kept = [item for item in slices if item.num_tokens]
-        shape = self._find_shape([item.num_tokens for item in kept])
-        return (self._other_builder if shape is None else self._builder)(kept, layout, shape)
-
-    def _find_shape(self, counts: Sequence[int]) -> StepShape | None:
-        """Returns the smallest shape of a step with so many tokens of each request."""
-        if not counts:
-            return None
-        least = StepShape(max(counts), sum(counts), len(counts))
-        for shape in self.shapes:
-            if (
-                shape.most_tokens >= least.most_tokens
-                and shape.num_rows >= least.num_rows
-                and shape.num_requests >= least.num_requests
-            ):
-                return shape
-        return None
+        if layout is self._steps.layout or self._block is None:
+            return self._steps.build_metadata(slices)
+        assert layout == self._block.layout, "neither the model's caches nor its block's"
+        return self._block.build_metadata(slices)
 
     def __call__(
         self,
@@ -286,7 +365,7 @@ class DecodeGraphs:
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """As the model."""
-        streams = self._steps.replay(meta.shape, token_ids, positions)
+        streams = self._steps.captured.replay(meta.shape, token_ids, positions)
         if streams is None:
             streams = self._model(token_ids, positions, meta, kv_caches)
         return streams
@@ -295,6 +374,46 @@ class DecodeGraphs:
         """As the model; the rows are the sampler's."""
         logits: torch.Tensor = self._model.compute_logits(streams)
         return logits
+
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model."""
+        normed: torch.Tensor = self._model.norm_streams(streams)
+        return normed
+
+    def forward_mtp(
+        self,
+        streams: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: PagedTables,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """As the model."""
+        drafted: torch.Tensor | None = None
+        if self._block is not None and meta.shape is not None:
+            self._streams[: len(streams)].copy_(streams)
+            drafted = self._block.captured.replay(meta.shape, next_token_ids, positions)
+        if drafted is None:
+            drafted = self._model.forward_mtp(streams, next_token_ids, positions, meta, kv_caches)
+        return drafted
+
+    def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model."""
+        logits: torch.Tensor = self._model.compute_mtp_logits(streams)
+        return logits
+
+    def _run_block(
+        self,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: PagedTables,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        streams = self._streams[: len(next_token_ids)]
+        drafted: torch.Tensor = self._model.forward_mtp(
+            streams, next_token_ids, positions, meta, kv_caches
+        )
+        return drafted
 
 
 class EntryGraphs:
@@ -398,12 +517,12 @@ def find_shapes(
 
 
 @contextmanager
-def _telling_of(graphs: GraphDevice, steps: CapturedSteps) -> Iterator[None]:
+def _telling_of(graphs: GraphDevice, *steps: CapturedSteps) -> Iterator[None]:
     """Has the log say what the graphs that are captured inside took."""
     before = graphs.allocated_bytes()
     yield
     taken = graphs.allocated_bytes() - before
-    logger.info("decode graphs: %d, %.1f MiB", len(steps), taken / 2**20)
+    logger.info("decode graphs: %d, %.1f MiB", sum(map(len, steps)), taken / 2**20)
 
 
 def _show_progress(number: int, count: int) -> None:

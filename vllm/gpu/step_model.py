@@ -1,7 +1,7 @@
 """What runs a loaded model's steps on a GPU."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -9,6 +9,7 @@ import torch
 
 from vllm.gpu.decode_graphs import (
     DecodeGraphs,
+    DraftingBlock,
     EntryGraphs,
     GraphDevice,
     choose_shapes,
@@ -20,6 +21,7 @@ from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
 from vllm.model_executor.models.decoder.config import AttentionShape
 from vllm.model_executor.models.decoder.feed_forward import ExpertBank
+from vllm.model_executor.models.decoder.kv_cache import drafter_cache_names
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
@@ -32,7 +34,13 @@ from vllm.v1.attention.paged_tables import (
     StepShape,
     count_split_bytes,
 )
-from vllm.v1.attention.step_model import StepModel, make_settle, make_torch_step_model
+from vllm.v1.attention.step_model import (
+    StepModel,
+    TablesBuilder,
+    make_settle,
+    make_torch_step_model,
+)
+from vllm.v1.attention.step_tables import RequestSlice
 
 logger = init_logger(__name__)
 
@@ -53,9 +61,26 @@ def make_gpu_step_model(
         steps = make_torch_step_model(model, device, layout, kv_caches)
         return replace(steps, draw_tokens=draw_tokens)
     drafts = _make_draft_states(model, layout, kv_caches)
-    builder = _make_builder(model, layout, kv_caches, device, drafts)
     settle = None if drafts is None else drafts.settle
-    return StepModel(model, builder, draw_tokens, settle)
+    make = partial(_make_builder, model, kv_caches=kv_caches, device=device)
+    builder: TablesBuilder = make(layout, drafts=drafts)
+    own = find_block_layout(model, layout)
+    if own is not None:
+        builder = _Builders(builder, layout, make(own, drafts=None))
+    return StepModel(model, builder, draw_tokens, settle, runs_drafter=own is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builders:
+    """Builds tables of a model and of its block that drafts; a ``TablesBuilder``."""
+
+    main: TablesBuilder
+    layout: CacheLayout
+    block: TablesBuilder
+
+    def __call__(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> Any:
+        """Return the tables of whichever has these caches."""
+        return (self.main if layout is self.layout else self.block)(slices, layout)
 
 
 def make_graphed_step_model(
@@ -68,6 +93,7 @@ def make_graphed_step_model(
     sizes: Sequence[int],
     max_tokens: int,
     num_drafts: int = 0,
+    has_block: bool = False,
     max_rows: int = 0,
     shows_progress: bool = False,
 ) -> StepModel:
@@ -82,6 +108,7 @@ def make_graphed_step_model(
         sizes: Batch sizes to capture.
         max_tokens: Of a request.
         num_drafts: Most drafts of a request in a step.
+        has_block: Whether the model's own block makes them.
         max_rows: Most tokens that a step may have; 0: any number.
         shows_progress: Whether a bar is shown.
     """
@@ -91,19 +118,46 @@ def make_graphed_step_model(
         entry_steps.capture(graphs, shows_progress=shows_progress)
         return StepModel(entry_steps, entry_steps.build_metadata, draw_tokens, settle)
     max_blocks = sum(_most_blocks(group, max_tokens, num_drafts) for group in layout.groups)
+    shapes = choose_shapes(sizes, num_drafts, max_rows)
     drafts = _make_draft_states(model, layout, kv_caches)
+    make = partial(_make_builder, model, kv_caches=kv_caches, device=device)
+    own = find_block_layout(model, layout) if has_block else None
+    block = None
+    if own is not None:
+        config = model.config
+        # A block drafts once behind the rows that stand, then row by row.
+        kept = shapes if num_drafts > 1 else tuple(s for s in shapes if s.most_tokens > 1)
+        block = DraftingBlock(
+            partial(make, own, drafts=None), own, kept, config.hidden_size, model.dtype
+        )
     steps = DecodeGraphs(
         model,
-        partial(_make_builder, model, layout, kv_caches, device, drafts),
+        partial(make, layout, drafts=drafts),
         layout,
         kv_caches,
-        choose_shapes(sizes, num_drafts, max_rows),
+        shapes,
         max_blocks,
         device,
+        block,
     )
     steps.capture(graphs, shows_progress=shows_progress)
     settle = None if drafts is None else drafts.settle
-    return StepModel(steps, steps.build_metadata, draw_tokens, settle)
+    return StepModel(steps, steps.build_metadata, draw_tokens, settle, runs_drafter=own is not None)
+
+
+def find_block_layout(model: DecoderForCausalLM, layout: CacheLayout) -> CacheLayout | None:
+    """Return the group of the block that drafts, as its proposer has it.
+
+    None: there is no such block, or it does not read pages itself.
+    """
+    config = model.config
+    if model.drafter is None or config.drafter is None:
+        return None
+    if not _attends_to_all(config.shape_of(config.drafter)):
+        return None
+    (name,) = drafter_cache_names(config)
+    groups = (layout.groups[layout.group_of[name]],)
+    return replace(layout, groups=groups, group_of={name: 0})
 
 
 def can_replay(model: Any, layout: CacheLayout) -> bool:
@@ -118,7 +172,13 @@ def _has_experts(module: Any) -> TypeGuard[ExpertBank | ClampedExperts | Deepsee
 
 
 def count_graphs(
-    model: Any, max_requests: int, max_tokens: int, num_drafts: int = 0, max_rows: int = 0
+    model: Any,
+    max_requests: int,
+    max_tokens: int,
+    num_drafts: int = 0,
+    *,
+    has_block: bool = False,
+    max_rows: int = 0,
 ) -> int:
     """Return how many graphs a model's decode steps take.
 
@@ -127,12 +187,14 @@ def count_graphs(
         max_requests: Of a step.
         max_tokens: Of a context.
         num_drafts: Most drafts of a request in a step.
+        has_block: Whether the model's own block makes them.
         max_rows: Most tokens that a step may have; 0: any number.
     """
     sizes = choose_sizes(max_requests)
     if isinstance(model, DeepseekV4ForCausalLM):
         return len(sizes) * len(choose_limits(max_tokens))
-    return len(choose_shapes(sizes, num_drafts, max_rows))
+    count = len(choose_shapes(sizes, num_drafts, max_rows))
+    return 2 * count if has_block else count
 
 
 def count_draft_bytes(model: Any, max_requests: int, num_drafts: int) -> int:
@@ -223,13 +285,17 @@ def _make_draft_states(
 def _make_builder(
     model: DecoderForCausalLM,
     layout: CacheLayout,
+    *,
     kv_caches: Mapping[str, torch.Tensor],
     device: torch.device,
     drafts: DraftStates | None,
 ) -> PagedTablesBuilder:
     config = model.config.for_ranks(model.share.size)
-    shapes = [config.shape_of(layer) for layer in config.layers if layer.recurrence is None]
+    layers = [layer for layer in config.layers if layer.recurrence is None]
+    if model.drafter is not None and model.config.drafter is not None:
+        layers.append(model.config.drafter)
     # Tiles are cut once for all layers.
+    shapes = [config.shape_of(layer) for layer in layers]
     group_size = max((shape.num_heads // shape.num_kv_heads for shape in shapes), default=1)
     width = max((shape.head_dim for shape in shapes), default=1)
     return PagedTablesBuilder(layout, kv_caches, group_size, width, device, drafts)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from vllm.utils.math_utils import cdiv
 from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import GroupLayout
 from vllm.v1.attention.ops.triton.pages import write_slots
@@ -21,6 +22,9 @@ from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
 from vllm.v1.attention.recurrent_tables import find_states
 from vllm.v1.attention.step_tables import RequestSlice
 from vllm.v1.kv_cache_specs.layouts import StateShape
+
+# Values: rows that begin at multiples of it are read by the program that a step's own are read by.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +99,13 @@ class DraftStates:
         self._is_fixed = True
 
     def _make(self, num_drafts: int) -> torch.Tensor:
-        shape = (self._state.shape.num_layers, num_drafts, sum(self._sizes))
+        width = cdiv(sum(self._sizes), _ALIGNMENT) * _ALIGNMENT
+        shape = (self._state.shape.num_layers, num_drafts, width)
         return torch.zeros(shape, dtype=torch.float32, device=self._pages.device)
+
+    def _split(self, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns channels, logarithms and rates of some rows."""
+        return torch.split(kept[:, : sum(self._sizes)], self._sizes, -1)
 
     def keep(self, number: int, slots: torch.Tensor, inputs: StateInputs) -> None:
         """Keep a layer's drafts.
@@ -106,7 +115,7 @@ class DraftStates:
             slots: int32 [T]: where each row is kept; negative: it is no draft.
             inputs: Of all rows.
         """
-        parts = torch.split(self._kept[number], self._sizes, -1)
+        parts = self._split(self._kept[number])
         for part, values in zip(parts, (inputs.channels, inputs.logs, inputs.rates), strict=True):
             write_slots(part.unsqueeze(1), slots, values.flatten(1))
         # Not the rows: those of all layers would be held at once.
@@ -149,7 +158,7 @@ class DraftStates:
         views = torch.split(tables, [len(part) for part in parts])
         num_rows = len(row_requests)
         for number, layer in self._layers.items():
-            channels, logs, rates = torch.split(self._kept[number, :num_rows], self._sizes, -1)
+            channels, logs, rates = self._split(self._kept[number, :num_rows])
             run_states(
                 channels,
                 layer.weight,

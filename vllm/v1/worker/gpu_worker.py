@@ -108,6 +108,7 @@ class GPUWorker(Worker):
                 self._gpu.make_step_model,
                 num_tokens=scheduler.max_num_batched_tokens,
                 num_logit_rows=scheduler.max_num_seqs,
+                num_drafts=self._num_drafts,
             )
         memory.synchronize()
         peak = read_peak_bytes(memory)
@@ -196,8 +197,12 @@ class GPUWorker(Worker):
 
     def _find_drafts(self) -> dict[str, Any]:
         """Returns what graphs must know of drafts."""
-        max_rows = self._config.scheduler_config.max_num_batched_tokens
-        return {"num_drafts": self._num_drafts, "max_rows": max_rows}
+        config = self._config.speculative_config
+        return {
+            "num_drafts": self._num_drafts,
+            "has_block": config is not None and config.method == "mtp",
+            "max_rows": self._config.scheduler_config.max_num_batched_tokens,
+        }
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """As ``Worker``.
