@@ -41,6 +41,7 @@ from vllm.assets.published_spelling import Spelling
 from vllm.gpu.decode_graphs import DecodeGraphs, choose_shapes, choose_sizes
 from vllm.gpu.step_model import (
     can_replay,
+    count_draft_bytes,
     make_gpu_step_model,
     make_graphed_step_model,
     stack_experts,
@@ -306,6 +307,17 @@ def test_sizes_of_graphs() -> None:
     assert choose_sizes(1) == (1,)
     assert choose_sizes(20) == (20, 16, 8, 4, 2, 1)
     assert choose_sizes(64) == (64, 56, 48, 40, 32, 24, 16, 8, 4, 2, 1)
+
+
+def test_what_drafts_hold_is_counted() -> None:
+    _, harness = make_pair(SHORT["qwen3.5"])
+    make_graphs(harness, 2, 3)
+    _, kept = harness.steps.model._steps._builder.buffers
+    shape = harness.model.config.attention
+    # In one part here: sums of each query's heads.
+    parts = 2 * 4 * shape.num_heads * shape.head_dim * 4
+    assert count_draft_bytes(harness.model, 2, 3) == kept.nbytes + parts
+    assert count_draft_bytes(harness.model, 2, 0) == 0
 
 
 def test_shapes_of_graphs() -> None:

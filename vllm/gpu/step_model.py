@@ -21,12 +21,12 @@ from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
 from vllm.model_executor.models.decoder.config import AttentionShape
 from vllm.model_executor.models.decoder.feed_forward import ExpertBank
-from vllm.model_executor.models.decoder.kv_cache import drafter_cache_names
+from vllm.model_executor.models.decoder.kv_cache import drafter_cache_names, state_shape
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.utils.math_utils import cdiv
-from vllm.v1.attention.draft_states import DraftStates
+from vllm.v1.attention.draft_states import DraftStates, count_kept_bytes
 from vllm.v1.attention.entry_tables import choose_limits
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.paged_tables import (
@@ -219,9 +219,9 @@ def count_draft_bytes(model: Any, max_requests: int, num_drafts: int) -> int:
     num_rows = max_requests * (num_drafts + 1)
     shape = StepShape(num_drafts + 1, num_rows, max_requests)
     count = count_split_bytes(shape, max(widths, default=0))
-    for plan in config.recurrences:
-        values = plan.num_channels + plan.num_decays + plan.num_value_heads
-        count += max_requests * num_drafts * values * torch.float32.itemsize
+    if config.recurrences:
+        num_decays = config.recurrences[0].num_decays
+        count += count_kept_bytes(state_shape(config), num_decays, max_requests * num_drafts)
     return count
 
 

@@ -55,9 +55,19 @@ class _Layer:
     decay_shape: tuple[int, ...]
 
 
-def list_sizes(shape: StateShape, num_decays: int) -> list[int]:
-    """Return how many values of a draft one layer keeps: channels, logarithms, rates."""
+def count_kept_bytes(shape: StateShape, num_decays: int, num_drafts: int) -> int:
+    """Return what so many drafts take until they are settled."""
+    width = _find_width(_list_sizes(shape, num_decays))
+    return shape.num_layers * num_drafts * width * torch.float32.itemsize
+
+
+def _list_sizes(shape: StateShape, num_decays: int) -> list[int]:
+    """Returns how many values of a draft one layer keeps: channels, logarithms, rates."""
     return [shape.num_channels, num_decays, shape.num_heads]
+
+
+def _find_width(sizes: Sequence[int]) -> int:
+    return cdiv(sum(sizes), _ALIGNMENT) * _ALIGNMENT
 
 
 class DraftStates:
@@ -78,7 +88,7 @@ class DraftStates:
         assert group.state is not None, "a group without states has no drafts to keep"
         self._group, self._group_id, self._pages = group, group_id, pages
         self._state = group.state
-        self._sizes = list_sizes(self._state.shape, num_decays)
+        self._sizes = _list_sizes(self._state.shape, num_decays)
         self._kept = self._make(0)
         self._layers: dict[int, _Layer] = {}
         self._is_fixed = False
@@ -99,8 +109,7 @@ class DraftStates:
         self._is_fixed = True
 
     def _make(self, num_drafts: int) -> torch.Tensor:
-        width = cdiv(sum(self._sizes), _ALIGNMENT) * _ALIGNMENT
-        shape = (self._state.shape.num_layers, num_drafts, width)
+        shape = (self._state.shape.num_layers, num_drafts, _find_width(self._sizes))
         return torch.zeros(shape, dtype=torch.float32, device=self._pages.device)
 
     def _split(self, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
