@@ -15,8 +15,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,12 +30,14 @@ import triton
 from benchmarks import gpu_packed
 from vllm.gpu.decode_graphs import CudaGraphDevice, choose_sizes
 from vllm.gpu.draws import draw_tokens
+from vllm.gpu.entry_graphs import block_layout
 from vllm.gpu.step_model import (
     can_replay,
     make_gpu_step_model,
     make_graphed_step_model,
     move_tables,
 )
+from vllm.model_executor.models.deepseek_v4.kv_cache import MTP_WINDOW
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops import decoder, reference
@@ -52,6 +54,8 @@ IS_INTERPRETED = launching.IS_INTERPRETED
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 # Relative distance of a family's logits, fp32, and a difference of two logits that decides nothing.
 _FAMILY_BOUND, _TIE = 1e-3, 1e-4
+# Of a request of a step with drafts; where a block makes them, one row after the other.
+NUM_DRAFTS = 2
 # Of a decode step that is replayed: no section's requests get longer.
 MOST_TOKENS = 2048
 # Of the models that are timed: prompts before decode steps, requests of a step, the prompt of
@@ -61,8 +65,6 @@ _PROMPT, _BATCHES, _PREFILL, _NUM_STEPS = (
 )
 _VOCAB = 300 if IS_INTERPRETED else 151936
 _NUM_SLOWEST = 12
-# Of a request of a step that is timed with drafts.
-NUM_DRAFTS = 3
 
 
 # -- kernels ----------------------------------------------------------------------------------
@@ -435,12 +437,16 @@ class Pages:
         device: Where it is.
         num_blocks: Blocks of each group.
         max_requests: Of a decode step that is replayed; 0: none is.
-        num_drafts: Of a request of such a step.
+        num_drafts: Of a request in such a step.
         sizes: Requests of steps that are captured; empty: all up to ``max_requests``.
+        has_block: Whether the model's own block makes them.
 
     Attributes:
         graph_fault: Why no step is replayed, where it should be.
+        last_step: The requests of the last step, and its streams.
     """
+
+    last_step: tuple[list[RequestSlice], torch.Tensor]
 
     def __init__(
         self,
@@ -451,6 +457,8 @@ class Pages:
         max_requests: int,
         num_drafts: int = 0,
         sizes: Sequence[int] = (),
+        *,
+        has_block: bool = False,
     ) -> None:
         entry = resolve_model(raw["architectures"])
         self.model, self.device = model, device
@@ -481,6 +489,7 @@ class Pages:
                     sizes=sizes or choose_sizes(max_requests),
                     max_tokens=min(MOST_TOKENS, num_blocks * size),
                     num_drafts=num_drafts,
+                    has_block=has_block,
                 )
             except RuntimeError as error:  # must not hide what steps do without
                 self.graph_fault = f"not captured: {error}"
@@ -551,6 +560,7 @@ class Pages:
             )
             if num_drafts and steps.settle_drafts is not None:
                 steps.settle_drafts(slices, [item.num_drafts for item in slices])
+        self.last_step = slices, streams
         return logits
 
 
@@ -992,8 +1002,70 @@ def bench_gemma(device: torch.device, short: bool) -> dict[str, Any]:
 
 
 def bench_v4(device: torch.device, short: bool) -> dict[str, Any]:
-    """Returns the figures of a small DeepSeek-V4-shaped model."""
-    return bench_model(choose_shape(V4_SMALL, "deepseek-v4"), device, bench_limits(device, short))
+    """Returns the figures of a small DeepSeek-V4-shaped model, with drafts too."""
+    raw = choose_shape(V4_SMALL, "deepseek-v4")
+    found = bench_model(raw, device, bench_limits(device, short))
+    say(device, found)
+    return bench_drafts(raw, device, found)
+
+
+def bench_drafts(
+    raw: dict[str, Any], device: torch.device, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns what is found, and decode steps with drafts, which its own block makes, all right."""
+    model = build_model(
+        raw | {"num_nextn_predict_layers": 1}, torch.bfloat16, device, get_triton_op
+    )
+    for batch in _BATCHES:
+        pages = Pages(raw, model, device, 64 * 40, batch, NUM_DRAFTS, (batch,), has_block=True)
+        for request in range(batch):
+            list(draft(pages, [(request, [1] * _PROMPT)], pages.eager))
+        ways = {"no graphs": pages.eager}
+        if pages.steps is not pages.eager:
+            ways["graphs"] = pages.steps
+        elif pages.graph_fault:
+            found[f"drafts, batch {batch}, graphs"] = pages.graph_fault
+        seconds: dict[str, float] = {}
+        for name, steps in ways.items():
+            work = [(request, [1] * (1 + NUM_DRAFTS)) for request in range(batch)]
+            times = []
+            for _ in range(_NUM_STEPS):
+                wait(device)
+                begin = time.perf_counter()
+                for logits in draft(pages, work, steps):
+                    logits.argmax(-1).tolist()
+                times.append(time.perf_counter() - begin)
+            seconds[name] = statistics.median(times[5:])
+            found[f"{NUM_DRAFTS} drafts, batch {batch}, {name}, ms a step"] = 1000 * seconds[name]
+        if "graphs" in ways:
+            gain = seconds["no graphs"] / seconds["graphs"]
+            found[f"{NUM_DRAFTS} drafts, batch {batch}, graphs, times no graphs"] = gain
+        say(device, found)
+        del pages, ways, steps
+    return found
+
+
+def draft(
+    pages: Pages, work: Sequence[tuple[int, list[int]]], steps: StepModel
+) -> Iterator[torch.Tensor]:
+    """Runs a step, and its block on its rows and on one more for each further draft: logits."""
+    yield pages.step(work, steps)
+    slices, streams = pages.last_step
+    layout = block_layout(pages.layout)
+    group_id = pages.layout.group_of[MTP_WINDOW]
+    own = [replace(item, tables=(item.tables[group_id],)) for item in slices]
+    for _ in range(NUM_DRAFTS):
+        positions = np.concatenate([item.start + np.arange(item.num_tokens) for item in own])
+        next_ids = torch.ones(len(positions), dtype=torch.int64, device=pages.device)
+        ends = np.cumsum([item.num_tokens for item in own]) - 1
+        with torch.inference_mode():
+            meta = steps.build_metadata(own, layout)
+            at = torch.from_numpy(positions).to(pages.device)
+            streams = steps.model.forward_mtp(streams, next_ids, at, meta, pages.caches)
+            streams = streams[torch.from_numpy(ends).to(pages.device)]
+            logits = steps.model.compute_mtp_logits(streams)
+        yield logits
+        own = [replace(item, start=item.start + item.num_tokens, num_tokens=1) for item in own]
 
 
 def choose_shape(raw: dict[str, Any], family: str) -> dict[str, Any]:

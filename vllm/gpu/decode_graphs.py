@@ -11,22 +11,19 @@ requests share as they need them, so that a step may mix requests with many draf
 
 Attention's grid does not depend on the length of contexts (their splits are fixed in number), so
 one graph serves all of them. A model with entries has graphs by the length of contexts too
-(``EntryTables``). All are captured at start, largest first, in one memory pool.
+(``entry_graphs``). All are captured at start, largest first, in one memory pool.
 """
 
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from vllm.logger import init_logger
-from vllm.v1.attention.entry_tables import DecodeShape, EntryTables, LaidOutStep, choose_limits
 from vllm.v1.attention.layout import CacheLayout
-from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
 from vllm.v1.attention.paged_tables import PagedTables, PagedTablesBuilder, StepShape
 from vllm.v1.attention.step_tables import RequestSlice
 
@@ -344,10 +341,10 @@ class DecodeGraphs:
         """Capture every shape; the log says what they took."""
         own = [steps for steps in (self._steps, self._block) if steps is not None]
         pairs = [(steps, shape) for steps in own for shape in steps.shapes[::-1]]
-        with _telling_of(graphs, *(steps.captured for steps in own)):
+        with telling_of(graphs, *(steps.captured for steps in own)):
             for number, (steps, shape) in enumerate(pairs, 1):
                 if shows_progress:
-                    _show_progress(number, len(pairs))
+                    show_progress(number, len(pairs))
                 steps.capture(graphs, shape)
 
     def build_metadata(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> PagedTables:
@@ -416,116 +413,17 @@ class DecodeGraphs:
         return drafted
 
 
-class EntryGraphs:
-    """A model with windows and entries whose decode steps are replayed; others run as they are.
-
-    Args:
-        model: The model; an MTP block that it has runs as it is.
-        layout: Its KV groups.
-        kv_caches: Cache name -> pages.
-        sizes: Batch sizes to capture.
-        max_tokens: Of a context.
-        device: Where it runs.
-
-    Owns: the graphs, and the tables of decode steps that they read.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        layout: CacheLayout,
-        kv_caches: Mapping[str, torch.Tensor],
-        sizes: Sequence[int],
-        max_tokens: int,
-        device: torch.device,
-    ) -> None:
-        self._model, self._layout, self._device = model, layout, device
-        self._shapes = find_shapes(layout, sizes, max_tokens)
-        most = max(sizes)
-        self._tables = EntryTables(layout, most, max_tokens, device)
-        self._steps = CapturedSteps(model, kv_caches, most, device)
-
-    @torch.inference_mode()
-    def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
-        """Capture every shape; the log says what they took."""
-        with _telling_of(graphs, self._steps):
-            for number, shape in enumerate(self._shapes[::-1], 1):
-                if shows_progress:
-                    _show_progress(number, len(self._shapes))
-                self._tables.lay_out([], shape)
-                self._steps.capture(
-                    graphs,
-                    shape,
-                    shape.num_requests,
-                    partial(self._tables.expand, shape),
-                    (self._tables.buffer,),
-                )
-
-    def build_metadata(
-        self, slices: Sequence[RequestSlice], layout: CacheLayout
-    ) -> StepMetadata | LaidOutStep:
-        """Return a step's tables; a decode step's are filled up to a captured shape."""
-        kept = [item for item in slices if item.num_tokens]
-        is_plain = kept and all(
-            item.num_tokens == 1 and max(item.write_from, default=0) <= item.start for item in kept
-        )
-        if is_plain and layout is self._layout:
-            longest = max(item.start for item in kept) + 1
-            for shape in self._shapes:
-                if shape.num_requests >= len(kept) and shape.limit >= longest:
-                    return self._tables.lay_out(kept, shape)
-        return build_step_metadata(kept, layout, self._device)
-
-    def __call__(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        meta: StepMetadata | LaidOutStep,
-        kv_caches: Mapping[str, torch.Tensor],
-    ) -> torch.Tensor:
-        """As the model."""
-        streams: torch.Tensor | None
-        if isinstance(meta, LaidOutStep):
-            streams = self._steps.replay(meta.shape, token_ids, positions)
-            assert streams is not None, f"{meta.shape} was not captured"
-        else:
-            streams = self._model(token_ids, positions, meta, kv_caches)
-        return streams
-
-    def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
-        """As the model; the rows are the sampler's."""
-        logits: torch.Tensor = self._model.compute_logits(streams)
-        return logits
-
-    def forward_mtp(self, *arguments: Any) -> torch.Tensor:
-        """As the model."""
-        streams: torch.Tensor = self._model.forward_mtp(*arguments)
-        return streams
-
-    def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
-        """As the model."""
-        logits: torch.Tensor = self._model.compute_mtp_logits(streams)
-        return logits
-
-
-def find_shapes(
-    layout: CacheLayout, sizes: Sequence[int], max_tokens: int
-) -> tuple[DecodeShape, ...]:
-    """Return the shapes of decode steps, the smallest first."""
-    limits = choose_limits(max_tokens, max(group.ratio for group in layout.groups))
-    return tuple(sorted(DecodeShape(size, limit) for size in sizes for limit in limits))
-
-
 @contextmanager
-def _telling_of(graphs: GraphDevice, *steps: CapturedSteps) -> Iterator[None]:
-    """Has the log say what the graphs that are captured inside took."""
+def telling_of(graphs: GraphDevice, *steps: CapturedSteps) -> Iterator[None]:
+    """Have the log say what the graphs that are captured inside took."""
     before = graphs.allocated_bytes()
     yield
     taken = graphs.allocated_bytes() - before
-    logger.info("decode graphs: %d, %.1f MiB", sum(map(len, steps)), taken / 2**20)
+    count = sum(map(len, steps))
+    logger.info("decode graphs: %d, %.1f MiB", count, taken / 2**20)
 
 
-def _show_progress(number: int, count: int) -> None:
-    """Writes which graph is being captured over the line before; the last one ends the line."""
+def show_progress(number: int, count: int) -> None:
+    """Write which graph is being captured over the line before; the last one ends the line."""
     end = "\n" if number == count else ""
     print(f"\rCapturing decode graphs: {number} of {count}", end=end, file=sys.stderr, flush=True)

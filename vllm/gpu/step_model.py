@@ -10,12 +10,12 @@ import torch
 from vllm.gpu.decode_graphs import (
     DecodeGraphs,
     DraftingBlock,
-    EntryGraphs,
     GraphDevice,
     choose_shapes,
     choose_sizes,
 )
 from vllm.gpu.draws import draw_tokens
+from vllm.gpu.entry_graphs import EntryGraphs, StepSizes
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
@@ -34,6 +34,7 @@ from vllm.v1.attention.paged_tables import (
     StepShape,
     count_split_bytes,
 )
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
 from vllm.v1.attention.step_model import (
     StepModel,
     TablesBuilder,
@@ -114,7 +115,9 @@ def make_graphed_step_model(
     """
     if not reads_pages(model, layout):
         settle = make_settle(model, device, layout, kv_caches)
-        entry_steps = EntryGraphs(model, layout, kv_caches, sizes, max_tokens, device)
+        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+        step_sizes = StepSizes(sizes, queries, block_queries, max_tokens)
+        entry_steps = EntryGraphs(model, layout, kv_caches, step_sizes, device)
         entry_steps.capture(graphs, shows_progress=shows_progress)
         return StepModel(entry_steps, entry_steps.build_metadata, draw_tokens, settle)
     max_blocks = sum(_most_blocks(group, max_tokens, num_drafts) for group in layout.groups)
@@ -171,6 +174,22 @@ def _has_experts(module: Any) -> TypeGuard[ExpertBank | ClampedExperts | Deepsee
     return isinstance(module, ExpertBank | ClampedExperts | DeepseekV4MoE)
 
 
+def _choose_queries(num_drafts: int, *, has_block: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the tokens of a request that steps of a model with entries are captured for.
+
+    Returns:
+        Those of the model's steps, and of its own block's.
+    """
+    if not num_drafts:
+        return (1,), ()
+    most = min(1 + num_drafts, MAX_DECODE_QUERIES)
+    if not has_block:
+        # Where nothing is found to draft, steps have a token of each request.
+        return (1, most), ()
+    # A block drafts in every step: it runs the rows that stand, then one for each further draft.
+    return (most,), ((most,) if num_drafts == 1 else (1, most))
+
+
 def count_graphs(
     model: Any,
     max_requests: int,
@@ -192,7 +211,8 @@ def count_graphs(
     """
     sizes = choose_sizes(max_requests)
     if isinstance(model, DeepseekV4ForCausalLM):
-        return len(sizes) * len(choose_limits(max_tokens))
+        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+        return len(sizes) * (len(choose_limits(max_tokens)) * len(queries) + len(block_queries))
     count = len(choose_shapes(sizes, num_drafts, max_rows))
     return 2 * count if has_block else count
 

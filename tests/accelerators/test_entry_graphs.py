@@ -1,0 +1,196 @@
+"""Recorded decode steps of DeepSeek-V4 with drafts compute and store what torch's steps do."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.tiny_checkpoint import make_tensors, tiny_config
+from tests.accelerators.asking import SHORT_V4, Answers, find_few_kernels
+from tests.accelerators.comparing import assert_near
+from tests.accelerators.graph_recorder import GraphRecorder
+from tests.accelerators.test_engine import run
+from tests.model_executor.models.harness import PagedHarness, Request, build_model
+from tests.model_executor.models.hf_reference import random_tokens
+from tests.v1.spec_decode.tiny_engine import write_tiny
+from vllm.gpu import entry_graphs
+from vllm.gpu.decode_graphs import CapturedSteps, GraphDevice
+from vllm.gpu.entry_graphs import block_layout
+from vllm.gpu.step_model import count_graphs, make_graphed_step_model
+from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.cuda import CudaReferencePlatform
+from vllm.v1.attention import entry_tables
+from vllm.v1.attention.entry_tables import DecodeShape, LaidOutStep
+from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
+from vllm.v1.attention.ops.registry import Op
+from vllm.v1.attention.step_tables import RequestSlice
+from vllm.v1.worker import gpu_worker
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["run"]  # the fixture
+
+CPU = torch.device("cpu")
+MAX_TOKENS = 500
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedHarness, PagedHarness]:
+    """Two models on pages of their own: torch runs one, the other's decode steps are recorded."""
+    monkeypatch.setattr(entry_tables, "_LEAST_LIMIT", 128)
+    raw = tiny_config(**SHORT_V4)
+    config, tensors = DeepseekV4Config.from_dict(raw), make_tensors(raw)
+    expected = PagedHarness(build_model(config, tensors))
+    harness = PagedHarness(build_model(config, tensors, ops=find_few_kernels))
+    recorder = GraphRecorder(harness.model, harness.kv_caches)
+    harness.steps = make_graphed_step_model(
+        harness.model,
+        harness.layout,
+        harness.kv_caches,
+        CPU,
+        recorder,
+        sizes=(3,),
+        max_tokens=MAX_TOKENS,
+        num_drafts=4,
+        has_block=True,
+    )
+    # Five rows of each request, by contexts of 128, 256 and 512 tokens; the block's steps of five
+    # rows and of one.
+    assert recorder.num_captured == 5
+    return expected, harness
+
+
+def run_block(
+    harness: PagedHarness, work: list[tuple[Request, int]], wrong: list[int]
+) -> list[torch.Tensor]:
+    """Runs the block on the rows that stand and once more, as its proposer does."""
+    layout = block_layout(harness.layout)
+    group_id = harness.layout.group_of["mtp.0.attn.window"]
+    own, rows, first = [], [], 0
+    for item, (_, count), num_wrong in zip(harness.last_slices, work, wrong, strict=True):
+        tables = (item.tables[group_id],)
+        own.append(replace(item, num_tokens=count - num_wrong, tables=tables))
+        rows += range(first, first + count - num_wrong)
+        first += count
+    found, streams = [], harness.last_streams[rows]
+    for _ in range(2):
+        positions = np.concatenate([item.start + np.arange(item.num_tokens) for item in own])
+        meta = harness.steps.build_metadata(own, layout)
+        if isinstance(harness.last_meta, LaidOutStep):
+            most = max(item.num_tokens for item in own)
+            assert meta == LaidOutStep(DecodeShape(5 if most > 1 else 1, 3, 512))
+        next_ids = [
+            request.token_ids[position + 1]
+            for (request, _), item in zip(work, own, strict=True)
+            for position in range(item.start, item.start + item.num_tokens)
+        ]
+        with torch.inference_mode():
+            streams = harness.steps.model.forward_mtp(
+                streams,
+                torch.tensor(next_ids),
+                torch.from_numpy(positions),
+                meta,
+                harness.kv_caches,
+            )
+            found.append(harness.steps.model.compute_mtp_logits(streams))
+        ends = np.cumsum([item.num_tokens for item in own]) - 1
+        streams = streams[torch.from_numpy(ends)]
+        own = [replace(item, start=item.start + item.num_tokens, num_tokens=1) for item in own]
+    return found
+
+
+def assert_same_pages(found: PagedHarness, expected: PagedHarness) -> None:
+    """Sees that the same rows of pages were written, and what they hold."""
+    for name, wanted in expected.kv_caches.items():
+        pages = found.kv_caches[name]
+        assert torch.equal(pages.isnan(), wanted.isnan()), name
+        assert_near(pages.nan_to_num(), wanted.nan_to_num(), 1e-5)
+
+
+STEPS = [
+    # (request, its tokens, how many of them are wrong), and the longest context of the shape.
+    # The first ends a window of 4 and then, in a draft that is rejected, one of 4 and of 128; the
+    # second has fewer drafts, and ends its first one.
+    ([(0, 5, 4), (1, 2, 0)], 128),
+    # They end in the middle of its drafts, the last of which is beyond the shorter shape.
+    ([(0, 5, 0), (1, 3, 1)], 256),
+    # The others have dropped out; of this context entries are chosen.
+    ([(2, 5, 3)], 512),
+    ([(1, 1, 0), (2, 3, 1), (0, 2, 0)], 512),
+    ([(1, 1, 0), (0, 1, 0)], 256),
+]
+
+
+def test_steps_with_drafts_are_replayed(pair: tuple[PagedHarness, PagedHarness]) -> None:
+    expected, harness = pair
+    requests = [[own.add(random_tokens(400, n)) for n in range(3)] for own in pair]
+    for own, (first, second, third) in zip(pair, requests, strict=True):
+        work = [(first, 123), (second, 2), (third, 381)]
+        own.step(work)
+        run_block(own, work, [0, 0, 0])
+    for batch, limit in STEPS:
+        wrong = [num_wrong for *_, num_wrong in batch]
+        found, wanted = [], []
+        for own, results, known in zip(pair, (wanted, found), requests, strict=True):
+            work = [(known[index], count) for index, count, _ in batch]
+            results += own.step(work, wrong)
+            results += run_block(own, work, wrong)
+        assert harness.last_meta == LaidOutStep(DecodeShape(5, 3, limit))
+        for row, right in zip(found, wanted, strict=True):
+            assert_near(row, right, 1e-4)
+        assert_same_pages(harness, expected)
+
+
+class RecordedPlatform(CudaReferencePlatform):
+    """The CUDA platform on CPU tensors, with few kernels and decode steps that are recorded."""
+
+    def get_op(self, name: str) -> Op:
+        """Return the kernels that a graph needs."""
+        return find_few_kernels(name)
+
+    def make_graph_device(self) -> GraphDevice | None:
+        """Return a recorder."""
+        return GraphRecorder()
+
+
+def test_an_engine_drafts_on_graphs_as_on_a_cpu(
+    run: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_tiny(tmp_path, **SHORT_V4)
+    asked: dict[str, Any] = {"num_drafts": 2, "lengths": (5, 35), "max_num_seqs": 2}
+    answers = run(source, CpuPlatform(), 32, **asked)
+    replayed: list[DecodeShape] = []
+    eager: list[int] = []
+    replay = CapturedSteps.replay
+
+    def count(self: CapturedSteps, shape: Hashable, *rows: torch.Tensor) -> torch.Tensor | None:
+        assert isinstance(shape, DecodeShape)
+        replayed.append(shape)
+        return replay(self, shape, *rows)
+
+    def build(slices: Sequence[RequestSlice], *rest: Any) -> StepMetadata:
+        eager.append(max(item.num_tokens for item in slices))
+        return build_step_metadata(slices, *rest)
+
+    def record(model: Any, layout: Any, caches: Any, device: Any, _: Any, **settings: Any) -> Any:
+        recorder = GraphRecorder(model, caches)
+        steps = make_graphed_step_model(model, layout, caches, device, recorder, **settings)
+        assert recorder.num_captured == count_graphs(model, 2, 256, 2, has_block=True)
+        return steps
+
+    monkeypatch.setattr(CapturedSteps, "replay", count)
+    monkeypatch.setattr(entry_graphs, "build_step_metadata", build)
+    monkeypatch.setattr(gpu_worker, "make_graphed_step_model", record)
+    assert run(source, RecordedPlatform(), 32, **asked) == answers
+    assert sum(accepted for *_, accepted in answers)
+    assert answers[-1][1] == 32
+    # The model with three tokens of a request, and its block behind it.
+    assert {shape.num_queries for shape in replayed} == {1, 3}
+    assert {shape.num_requests for shape in replayed} == {1, 2}
+    # Prompts alone ran as they are.
+    assert min(eager) > 3
