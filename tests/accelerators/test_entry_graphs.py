@@ -61,7 +61,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedHarness, PagedHarness]:
     )
     # Five rows of each request, by contexts of 128, 256 and 512 tokens; the block's steps of five
     # rows and of one.
-    assert recorder.num_captured == 5
+    assert len(recorder.recordings) == 5
     return expected, harness
 
 
@@ -180,7 +180,7 @@ def test_an_engine_drafts_on_graphs_as_on_a_cpu(
     def record(model: Any, layout: Any, caches: Any, device: Any, _: Any, **settings: Any) -> Any:
         recorder = GraphRecorder(model, caches)
         steps = make_graphed_step_model(model, layout, caches, device, recorder, **settings)
-        assert recorder.num_captured == count_graphs(model, 2, 256, 2, has_block=True)
+        assert len(recorder.recordings) == count_graphs(model, 2, 256, 2, has_block=True)
         return steps
 
     monkeypatch.setattr(CapturedSteps, "replay", count)
