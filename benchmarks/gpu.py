@@ -54,7 +54,7 @@ IS_INTERPRETED = launching.IS_INTERPRETED
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 # Relative distance of a family's logits, fp32, and a difference of two logits that decides nothing.
 _FAMILY_BOUND, _TIE = 1e-3, 1e-4
-# Of a step with drafts; one row after the other of them comes from the block.
+# Of a request of a step with drafts; where a block makes them, one row after the other.
 NUM_DRAFTS = 2
 # Of a decode step that is replayed: no section's requests get longer.
 MOST_TOKENS = 2048
@@ -437,7 +437,9 @@ class Pages:
         device: Where it is.
         num_blocks: Blocks of each group.
         max_requests: Of a decode step that is replayed; 0: none is.
-        num_drafts: Of a request in such a step, by the model's own block.
+        num_drafts: Of a request in such a step.
+        sizes: Requests of steps that are captured; empty: all up to ``max_requests``.
+        has_block: Whether the model's own block makes them.
 
     Attributes:
         graph_fault: Why no step is replayed, where it should be.
@@ -454,6 +456,9 @@ class Pages:
         num_blocks: int,
         max_requests: int,
         num_drafts: int = 0,
+        sizes: Sequence[int] = (),
+        *,
+        has_block: bool = False,
     ) -> None:
         entry = resolve_model(raw["architectures"])
         self.model, self.device = model, device
@@ -481,10 +486,10 @@ class Pages:
                     self.caches,
                     device,
                     CudaGraphDevice() if device.type == "cuda" else Again(),
-                    sizes=(max_requests,) if num_drafts else choose_sizes(max_requests),
+                    sizes=sizes or choose_sizes(max_requests),
                     max_tokens=min(MOST_TOKENS, num_blocks * size),
                     num_drafts=num_drafts,
-                    has_block=num_drafts > 0,
+                    has_block=has_block,
                 )
             except RuntimeError as error:  # must not hide what steps do without
                 self.graph_fault = f"not captured: {error}"
@@ -510,9 +515,19 @@ class Pages:
         return self._num_blocks * pieces * max(1, 32 // group.block_size)
 
     def step(
-        self, work: Sequence[tuple[int, list[int]]], steps: StepModel | None = None
+        self,
+        work: Sequence[tuple[int, list[int]]],
+        steps: StepModel | None = None,
+        num_drafts: int = 0,
     ) -> torch.Tensor:
-        """Runs (request, tokens) in one batch; returns the logits of each one's last row."""
+        """Runs (request, tokens) in one batch; returns the logits of each one's last row.
+
+        Args:
+            work: What to run; of each request's tokens up to ``num_drafts`` are drafts, which
+                stand.
+            steps: What runs it; None: whatever replays where it can.
+            num_drafts: Most drafts of a request.
+        """
         steps = steps or self.steps
         slices, tokens, positions, last = [], [], [], []
         for request, new in work:
@@ -526,7 +541,8 @@ class Pages:
                     tables[index].append(self._next[index])
                     self._next[index] += 1
             views = tuple(BlockTableView(0, np.array(ids, dtype=np.int64)) for ids in tables)
-            slices.append(RequestSlice(start, len(new), views))
+            drafts = min(num_drafts, len(new) - 1)
+            slices.append(RequestSlice(start, len(new), views, num_drafts=drafts))
             tokens += new
             positions += range(start, start + len(new))
             last.append(len(tokens) - 1)
@@ -542,6 +558,8 @@ class Pages:
             logits: torch.Tensor = steps.model.compute_logits(
                 streams[torch.tensor(last, device=self.device)]
             )
+            if num_drafts and steps.settle_drafts is not None:
+                steps.settle_drafts(slices, [item.num_drafts for item in slices])
         self.last_step = slices, streams
         return logits
 
@@ -553,6 +571,8 @@ def generate(
     follow: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Answers greedily: prompts in chunks one by one, then all decode together.
+
+    In the first of these steps some requests have drafts besides, which stand.
 
     Args:
         pages: A model and its pages.
@@ -572,7 +592,9 @@ def generate(
     for number in range(num_tokens - 1):
         chosen = steps[-1].argmax(-1) if follow is None else follow[:, number]
         work = [(request, [token]) for request, token in enumerate(chosen.tolist())]
-        steps.append(pages.step(work).cpu())
+        if not number:
+            work = [(request, tokens + [3] * (request % 3)) for request, tokens in work]
+        steps.append(pages.step(work, num_drafts=NUM_DRAFTS).cpu())
     found = torch.stack(steps, 1)
     return found.argmax(-1), found
 
@@ -626,7 +648,7 @@ def _answer_twice(
     answers: list[tuple[torch.Tensor, torch.Tensor]] = []
     for where, ops in ((cpu, get_reference_op), (device, get_triton_op)):
         model = build_model(raw, torch.float32, where, ops)
-        pages = Pages(raw, model, where, 64, 4 if where.type == "cuda" else 0)
+        pages = Pages(raw, model, where, 64, 4 if where.type == "cuda" else 0, NUM_DRAFTS)
         if ops is get_reference_op:
             pages.steps = make_torch_step_model(model, cpu, pages.layout, pages.caches)
         follow = answers[0][0] if answers else None
@@ -956,7 +978,7 @@ def bench_packed(device: torch.device, short: bool) -> dict[str, Any]:
 def bench_small(device: torch.device, short: bool) -> dict[str, Any]:
     """Returns the figures of a Qwen3-0.6B-shaped model, and transformers' where it is there."""
     raw = choose_shape(QWEN3_SMALL, "qwen3")
-    found = bench_model(raw, device, bench_limits(device, short))
+    found = bench_model(raw, device, bench_limits(device, short), has_drafts=True)
     say(device, found)
     if short:
         return found
@@ -995,7 +1017,7 @@ def bench_drafts(
         raw | {"num_nextn_predict_layers": 1}, torch.bfloat16, device, get_triton_op
     )
     for batch in _BATCHES:
-        pages = Pages(raw, model, device, 64 * 40, batch, NUM_DRAFTS)
+        pages = Pages(raw, model, device, 64 * 40, batch, NUM_DRAFTS, (batch,), has_block=True)
         for request in range(batch):
             list(draft(pages, [(request, [1] * _PROMPT)], pages.eager))
         ways = {"no graphs": pages.eager}
@@ -1052,9 +1074,20 @@ def choose_shape(raw: dict[str, Any], family: str) -> dict[str, Any]:
 
 
 def bench_model(
-    raw: dict[str, Any], device: torch.device, limits: dict[str, float]
+    raw: dict[str, Any],
+    device: torch.device,
+    limits: dict[str, float],
+    *,
+    has_drafts: bool = False,
 ) -> dict[str, Any]:
-    """Returns decode and prefill of a random bf16 model against the limits."""
+    """Returns decode and prefill of a random bf16 model against the limits.
+
+    Args:
+        raw: config.json.
+        device: Where it runs.
+        limits: Of the card.
+        has_drafts: Whether steps with drafts are timed too.
+    """
     model = build_model(raw, torch.bfloat16, device, get_triton_op)
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     # Rows by token id, and logits, which are those of the prompt's last row alone.
@@ -1073,13 +1106,7 @@ def bench_model(
             found[f"batch {batch}, graphs"] = pages.graph_fault
         for name, steps in ways.items():
             work = [(request, [1]) for request in range(batch)]
-            times = []
-            for _ in range(_NUM_STEPS):
-                wait(device)
-                begin = time.perf_counter()
-                pages.step(work, steps).argmax(-1).tolist()
-                times.append(time.perf_counter() - begin)
-            seconds = statistics.median(times[5:])
+            seconds = time_steps(pages, work, steps)
             found[f"decode, batch {batch}, {name}, tokens/s"] = batch / seconds
             if batch == 1 and not has_experts:
                 share = num_bytes / seconds / 1e9 / limits["copy, GB/s"]
@@ -1095,6 +1122,9 @@ def bench_model(
         found[f"decode, batch {batch}, kernels, us"] = slowest
         say(device, found)
         del pages, ways, steps
+        if has_drafts:
+            found |= time_drafts(raw, model, device, batch)
+            say(device, found)
     pages = Pages(raw, model, device, _PREFILL // 32 + 2, 0)
 
     def prefill() -> None:
@@ -1109,6 +1139,37 @@ def bench_model(
         found["prefill, share of bf16 rate"] = rate / limits["bf16 product, TFLOP/s"]
     say(device, found)
     return found | {"prefill, kernels, us": find_slowest(prefill, device)}
+
+
+def time_steps(
+    pages: Pages, work: Sequence[tuple[int, list[int]]], steps: StepModel, num_drafts: int = 0
+) -> float:
+    """Returns the median seconds of a step again and again, its tokens on the host in the end."""
+    times = []
+    for _ in range(_NUM_STEPS):
+        wait(pages.device)
+        begin = time.perf_counter()
+        pages.step(work, steps, num_drafts).argmax(-1).tolist()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[5:])
+
+
+def time_drafts(
+    raw: dict[str, Any], model: Any, device: torch.device, batch: int
+) -> dict[str, Any]:
+    """Returns the milliseconds of steps whose requests all have drafts, replayed and not."""
+    pages = Pages(raw, model, device, 64 * 40, batch, NUM_DRAFTS, (batch,))
+    for request in range(batch):
+        pages.step([(request, [1] * _PROMPT)], pages.eager)
+    work = [(request, [1] * (1 + NUM_DRAFTS)) for request in range(batch)]
+    name = f"decode, batch {batch}, {NUM_DRAFTS} drafts"
+    eager = time_steps(pages, work, pages.eager, NUM_DRAFTS)
+    found: dict[str, Any] = {f"{name}, no graphs, ms": 1000 * eager}
+    if pages.steps is not pages.eager:
+        replayed = time_steps(pages, work, pages.steps, NUM_DRAFTS)
+        found[f"{name}, graphs, ms"] = 1000 * replayed
+        found[f"{name}, graphs, times no graphs"] = eager / replayed
+    return found
 
 
 def bench_transformers(raw: dict[str, Any], device: torch.device) -> dict[str, Any]:

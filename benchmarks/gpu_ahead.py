@@ -87,6 +87,8 @@ def _run_model(
     steps: list[list[int]],
     most: int,
     num_drafts: int = 0,
+    *,
+    has_block: bool = False,
 ) -> None:
     """Runs steps of a model, given as the tokens of each request, and captures decode steps."""
     entry = resolve_model(raw["architectures"])
@@ -97,10 +99,11 @@ def _run_model(
         pages = gpu.Pages(raw, model, META, 64 * 40, 0)
         for number, counts in enumerate(steps):
             work = [(100 * number + r, [1] * count) for r, count in enumerate(counts)]
-            if num_drafts:
+            if has_block:
                 list(gpu.draft(pages, work, pages.eager))
             else:
-                pages.step(work)
+                # Of the short ones all tokens but the first are drafts.
+                pages.step(work, num_drafts=num_drafts if max(counts) <= 1 + num_drafts else 0)
         if not can_replay(model, pages.layout):
             return
         make_graphed_step_model(
@@ -112,13 +115,14 @@ def _run_model(
             sizes=gpu.choose_sizes(most),
             max_tokens=gpu.MOST_TOKENS,
             num_drafts=num_drafts,
-            has_block=num_drafts > 0,
+            has_block=has_block,
         )
 
 
 def _run_family(family: str) -> None:
     raw = {**gpu.TINY, **gpu.FAMILIES[family]}
-    _run_model(raw, torch.float32, [[3], [4], [150], [65], [66], [1], [1, 1, 1]], 4)
+    steps = [[3], [4], [150], [65], [66], [1], [1, 1, 1]]
+    _run_model(raw, torch.float32, steps, 4, gpu.NUM_DRAFTS)
 
 
 def _run_invariance(family: str) -> None:
@@ -159,13 +163,24 @@ def list_rehearsals() -> Iterator[tuple[str, Callable[[], None]]]:
     }
     for name, raw in timed.items():
         steps = [[512], [1], [1] * 64, [4096]]
-        yield name, lambda raw=raw, steps=steps: _run_model(raw, torch.bfloat16, steps, 64)  # type: ignore[misc]
+        drafts = gpu.NUM_DRAFTS if name == "small" else 0
+        yield (
+            name,
+            lambda raw=raw, steps=steps, drafts=drafts: _run_model(  # type: ignore[misc]
+                raw, torch.bfloat16, steps, 64, drafts
+            ),
+        )
     drafting = gpu.V4_SMALL | {"num_nextn_predict_layers": 1}
     rows = 1 + gpu.NUM_DRAFTS
     yield (
         "v4 drafts",
         lambda: _run_model(
-            drafting, torch.bfloat16, [[512], [rows], [rows] * 64], 64, gpu.NUM_DRAFTS
+            drafting,
+            torch.bfloat16,
+            [[512], [rows], [rows] * 64],
+            64,
+            gpu.NUM_DRAFTS,
+            has_block=True,
         ),
     )
     for family in gpu.INVARIANT_FAMILIES:

@@ -331,11 +331,19 @@ def run_family(family: str, dtype: torch.dtype) -> None:
         pages = gpu.Pages(raw, model, META, 1024, 0)
         pages.step([(0, [1] * 640)])
         pages.step([(0, [1] * 5), (1, [1] * 40), (2, [1])])
+        pages.step([(0, [1] * 4), (1, [1])], num_drafts=3)
         pages.step([(0, [1]), (1, [1])])
         pages.step([(0, [1])])
         assert can_replay(model, pages.layout), "its decode steps are not captured"
         make_graphed_step_model(
-            model, pages.layout, pages.caches, META, Rehearsal(), sizes=(1, 8), max_tokens=8192
+            model,
+            pages.layout,
+            pages.caches,
+            META,
+            Rehearsal(),
+            sizes=(1, 8),
+            max_tokens=8192,
+            num_drafts=3,
         )
 
 

@@ -72,7 +72,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedHarness, PagedHarness]:
     )
     # Five rows of each request, by contexts of 128, 256 and 512 tokens; the block's steps of five
     # rows and of one.
-    assert recorder.num_captured == 5
+    assert len(recorder.recordings) == 5
     return expected, harness
 
 
@@ -215,7 +215,7 @@ def test_an_engine_answers_on_graphs_as_on_a_cpu(
         steps = make_graphed_step_model(model, layout, caches, device, recorder, **settings)
         has_block = num_drafts > 0
         expected = count_graphs(model, 2, 256, num_drafts, has_block=has_block)
-        assert recorder.num_captured == expected
+        assert len(recorder.recordings) == expected
         return steps
 
     monkeypatch.setattr(CapturedSteps, "replay", count)
@@ -266,7 +266,7 @@ def choosing(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedHarness, PagedHarnes
         num_drafts=2,
     )
     # Contexts of 64 tokens, of which none is left out, of 128 and of 252.
-    assert recorder.num_captured == count_graphs(harness.model, 1, 250, 2) == 3
+    assert len(recorder.recordings) == count_graphs(harness.model, 1, 250, 2) == 3
     return expected, harness
 
 

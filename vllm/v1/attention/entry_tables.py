@@ -37,7 +37,6 @@ from vllm.v1.attention.step_tables import (
     AttentionPlan,
     DecodeBatch,
     DenseMetadata,
-    GuessedRows,
     KeyMetadata,
     PaddedRows,
     PageRows,
@@ -369,13 +368,11 @@ class StateRunner:
         tables: By group id.
         group_of: Cache name -> group id.
         kv_caches: Cache name -> pages.
-        drafts: None.
     """
 
     tables: Mapping[int, tuple[StateTables, StateLayout]]
     group_of: Mapping[str, int]
     kv_caches: Mapping[str, torch.Tensor]
-    drafts: tuple[GuessedRows, ...] = ()
 
     def run_states(
         self,

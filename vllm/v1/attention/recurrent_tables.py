@@ -58,8 +58,8 @@ def find_states(
         num_ids: Block ids that stand before these.
 
     Returns:
-        The columns of ``StateTables`` from ``sources`` to ``store_tables``, and the block ids. In a
-        step of one token a request all columns are as long as the step.
+        The columns of ``StateTables`` from ``sources`` to ``store_tables``, and the block ids. The
+        first three have one value a request, the others one for each state that is left.
 
     Raises:
         InvariantError: As ``build_recurrent_rows``.

@@ -12,7 +12,7 @@ Keys of a query, in column order:
     | compressed entries 0..n-1 (or the indexer's choice) | window rows, then the step's own |
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -373,25 +373,8 @@ class RecurrentRows:
     num_drafts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GuessedRows:
-    """A request's rows of a step that are drafts.
-
-    Attributes:
-        end: The flat row behind them.
-        count: How many.
-    """
-
-    end: int
-    count: int
-
-
 class RunsStates(Protocol):
     """Kernels that read and store recurrent states by themselves, over the tables of one step."""
-
-    @property
-    def drafts(self) -> Sequence[GuessedRows]:
-        """Of requests that have drafts, in order."""
 
     def run_states(
         self,
@@ -406,7 +389,8 @@ class RunsStates(Protocol):
         """Take the requests' states of the recurrent layer ``number`` through their rows.
 
         Inputs of the convolution [T, C] by its weight [C, W], logarithms of decays [T, H] or
-        [T, H, K] and rates [T, H] to outputs [T, H, V].
+        [T, H, K] and rates [T, H] to outputs [T, H, V]. What drafts do is kept until they are
+        settled.
         """
 
 

@@ -1,0 +1,181 @@
+"""What a step's drafts would do to recurrent states, until it is known which of them stand.
+
+    step     inputs of every recurrent layer at the drafts' rows    kept, at addresses that stay
+    settle   state behind the last certain token -> behind those    stored, all requests at once
+             that stand
+
+Drafts are kept in the order of the requests that have some: the step's tables say where each row
+goes, and those of settling, one upload, say how many rows of each request stand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from vllm.utils.math_utils import cdiv
+from vllm.utils.uploads import upload
+from vllm.v1.attention.layout import GroupLayout
+from vllm.v1.attention.ops.triton.pages import write_slots
+from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
+from vllm.v1.attention.recurrent_tables import find_states
+from vllm.v1.attention.step_tables import RequestSlice
+from vllm.v1.kv_cache_specs.layouts import StateShape
+
+# Values: rows that begin at multiples of it are read by the program that a step's own are read by.
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StateInputs:
+    """What the rows of a step do to the states of one layer.
+
+    Attributes:
+        channels: fp32 [T, C]: inputs of its convolution.
+        weight: fp32 [C, W]: of that.
+        logs: fp32 [T, H] or [T, H, K]: of decays.
+        rates: fp32 [T, H]: of writing.
+        num_key_heads: Of the layer.
+    """
+
+    channels: torch.Tensor
+    weight: torch.Tensor
+    logs: torch.Tensor
+    rates: torch.Tensor
+    num_key_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What settling needs of a layer beside the rows; the same in every step."""
+
+    weight: torch.Tensor
+    num_key_heads: int
+    decay_shape: tuple[int, ...]
+
+
+def count_kept_bytes(shape: StateShape, num_decays: int, num_drafts: int) -> int:
+    """Return what so many drafts take until they are settled."""
+    width = _find_width(_list_sizes(shape, num_decays))
+    return shape.num_layers * num_drafts * width * torch.float32.itemsize
+
+
+def _list_sizes(shape: StateShape, num_decays: int) -> list[int]:
+    """Returns how many values of a draft one layer keeps: channels, logarithms, rates."""
+    return [shape.num_channels, num_decays, shape.num_heads]
+
+
+def _find_width(sizes: Sequence[int]) -> int:
+    return cdiv(sum(sizes), _ALIGNMENT) * _ALIGNMENT
+
+
+class DraftStates:
+    """Keeps the drafts of a step; stores the states behind those that stand.
+
+    Args:
+        group: The KV group of the states.
+        group_id: Its number.
+        pages: Its pages.
+        num_decays: Logarithms of decays that a row has in one layer.
+
+    Owns: what is kept, by layer: [drafts, channels | logarithms | rates].
+    """
+
+    def __init__(
+        self, group: GroupLayout, group_id: int, pages: torch.Tensor, num_decays: int
+    ) -> None:
+        assert group.state is not None, "a group without states has no drafts to keep"
+        self._group, self._group_id, self._pages = group, group_id, pages
+        self._state = group.state
+        self._sizes = _list_sizes(self._state.shape, num_decays)
+        self._kept = self._make(0)
+        self._layers: dict[int, _Layer] = {}
+        self._is_fixed = False
+
+    @property
+    def kept(self) -> torch.Tensor:
+        """What is kept: fp32 [L, drafts, values]."""
+        return self._kept
+
+    def reserve(self, num_drafts: int) -> None:
+        """Make room for so many; what was kept before is lost."""
+        if num_drafts > self._kept.shape[1]:
+            assert not self._is_fixed, f"graphs keep {self._kept.shape[1]} drafts"
+            self._kept = self._make(num_drafts)
+
+    def fix(self) -> None:
+        """Have the addresses stay: graphs write there."""
+        self._is_fixed = True
+
+    def _make(self, num_drafts: int) -> torch.Tensor:
+        shape = (self._state.shape.num_layers, num_drafts, _find_width(self._sizes))
+        return torch.zeros(shape, dtype=torch.float32, device=self._pages.device)
+
+    def _split(self, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns channels, logarithms and rates of some rows."""
+        return torch.split(kept[:, : sum(self._sizes)], self._sizes, -1)
+
+    def keep(self, number: int, slots: torch.Tensor, inputs: StateInputs) -> None:
+        """Keep a layer's drafts.
+
+        Args:
+            number: Which of the recurrent layers.
+            slots: int32 [T]: where each row is kept; negative: it is no draft.
+            inputs: Of all rows.
+        """
+        parts = self._split(self._kept[number])
+        for part, values in zip(parts, (inputs.channels, inputs.logs, inputs.rates), strict=True):
+            write_slots(part.unsqueeze(1), slots, values.flatten(1))
+        # Not the rows: those of all layers would be held at once.
+        decay_shape = tuple(inputs.logs.shape[1:])
+        self._layers[number] = _Layer(inputs.weight, inputs.num_key_heads, decay_shape)
+
+    def settle(self, slices: Sequence[RequestSlice], num_accepted: Sequence[int]) -> None:
+        """Store the states behind the drafts that stand; a ``SettlesDrafts``.
+
+        Raises:
+            InvariantError: A state has no blocks (I5).
+        """
+        drafted = [
+            (item, accepted)
+            for item, accepted in zip(slices, num_accepted, strict=True)
+            if item.num_tokens and item.num_drafts
+        ]
+        counts = np.array([accepted for _, accepted in drafted], dtype=np.int64)
+        if not counts.any():
+            return
+        totals = np.array([item.num_drafts for item, _ in drafted], dtype=np.int64)
+        firsts = np.cumsum(totals) - totals
+        own = [
+            replace(
+                item,
+                start=item.start + item.num_tokens - item.num_drafts,
+                num_tokens=accepted,
+                num_drafts=0,
+            )
+            for item, accepted in drafted
+            if accepted
+        ]
+        stands = counts > 0
+        columns, ids = find_states(own, self._group, self._group_id, 0)
+        row_requests = np.full(int(totals.sum()), -1, dtype=np.int64)
+        for number, (first, count) in enumerate(zip(firsts[stands], counts[stands], strict=True)):
+            row_requests[first : first + count] = number
+        parts = [row_requests, firsts[stands], counts[stands], *columns, np.concatenate(ids)]
+        tables = upload(np.concatenate(parts).astype(np.int32), self._pages.device)
+        views = torch.split(tables, [len(part) for part in parts])
+        num_rows = len(row_requests)
+        for number, layer in self._layers.items():
+            channels, logs, rates = self._split(self._kept[number, :num_rows])
+            run_states(
+                channels,
+                layer.weight,
+                logs.reshape(num_rows, *layer.decay_shape),
+                rates,
+                self._pages,
+                self._state,
+                number,
+                layer.num_key_heads,
+                StateTables(*views),
+            )
