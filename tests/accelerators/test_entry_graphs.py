@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ from tests.accelerators.asking import SHORT_V4, Answers, find_few_kernels
 from tests.accelerators.comparing import assert_near
 from tests.accelerators.graph_recorder import GraphRecorder
 from tests.accelerators.test_engine import run
+from tests.model_executor.models.decoder.building import build_model as build_decoder
+from tests.model_executor.models.decoder.building import make_harness
+from tests.model_executor.models.decoder.drafting import write_drafting_model
+from tests.model_executor.models.decoder.reference import (
+    build_hf_model,
+    config_as_saved,
+    glm5_next,
+    published_tensors,
+)
 from tests.model_executor.models.harness import PagedHarness, Request, build_model
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.v1.spec_decode.tiny_engine import write_tiny
@@ -28,6 +38,7 @@ from vllm.v1.attention import entry_tables
 from vllm.v1.attention.entry_tables import DecodeShape, LaidOutStep
 from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
 from vllm.v1.attention.ops.registry import Op
+from vllm.v1.attention.ops.triton.registry import get_triton_op
 from vllm.v1.attention.step_tables import RequestSlice
 from vllm.v1.worker import gpu_worker
 
@@ -158,12 +169,34 @@ class RecordedPlatform(CudaReferencePlatform):
         return GraphRecorder()
 
 
-def test_an_engine_drafts_on_graphs_as_on_a_cpu(
-    run: Callable[..., Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def write_glm(folder: Path) -> Path:
+    write_drafting_model(
+        "glm",
+        folder,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "indexed_attention"],
+        mlp_layer_types=["dense", "sparse"],
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("write", "unit", "num_drafts", "lengths"),
+    [(partial(write_tiny, **SHORT_V4), 32, 2, (5, 35)), (write_glm, 16, 0, (5, 7, 35))],
+    ids=["drafts", "chosen keys"],
+)
+def test_an_engine_answers_on_graphs_as_on_a_cpu(
+    write: Callable[[Path], Path],
+    unit: int,
+    num_drafts: int,
+    lengths: tuple[int, ...],
+    run: Callable[..., Answers],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = write_tiny(tmp_path, **SHORT_V4)
-    asked: dict[str, Any] = {"num_drafts": 2, "lengths": (5, 35), "max_num_seqs": 2}
-    answers = run(source, CpuPlatform(), 32, **asked)
+    source = write(tmp_path)
+    asked: dict[str, Any] = {"num_drafts": num_drafts, "lengths": lengths, "max_num_seqs": 2}
+    answers = run(source, CpuPlatform(), unit, **asked)
     replayed: list[DecodeShape] = []
     eager: list[int] = []
     replay = CapturedSteps.replay
@@ -180,17 +213,98 @@ def test_an_engine_drafts_on_graphs_as_on_a_cpu(
     def record(model: Any, layout: Any, caches: Any, device: Any, _: Any, **settings: Any) -> Any:
         recorder = GraphRecorder(model, caches)
         steps = make_graphed_step_model(model, layout, caches, device, recorder, **settings)
-        assert len(recorder.recordings) == count_graphs(model, 2, 256, 2, has_block=True)
+        has_block = num_drafts > 0
+        expected = count_graphs(model, 2, 256, num_drafts, has_block=has_block)
+        assert len(recorder.recordings) == expected
         return steps
 
     monkeypatch.setattr(CapturedSteps, "replay", count)
     monkeypatch.setattr(entry_graphs, "build_step_metadata", build)
     monkeypatch.setattr(gpu_worker, "make_graphed_step_model", record)
-    assert run(source, RecordedPlatform(), 32, **asked) == answers
-    assert sum(accepted for *_, accepted in answers)
+    assert run(source, RecordedPlatform(), unit, **asked) == answers
     assert answers[-1][1] == 32
-    # The model with three tokens of a request, and its block behind it.
-    assert {shape.num_queries for shape in replayed} == {1, 3}
+    assert bool(sum(accepted for *_, accepted in answers)) is (num_drafts > 0)
+    # With drafts three tokens of a request, and the block behind it.
+    assert {shape.num_queries for shape in replayed} == {1, 1 + num_drafts}
     assert {shape.num_requests for shape in replayed} == {1, 2}
     # Prompts alone ran as they are.
-    assert min(eager) > 3
+    assert min(eager) > 1 + num_drafts
+
+
+GLM = glm5_next(
+    num_hidden_layers=2,
+    layer_types=["linear_attention", "indexed_attention"],
+    mlp_layer_types=["dense", "sparse"],
+)
+
+
+def find_choosing_kernels(name: str) -> Op:
+    """Returns those kernels too that choose keys and attend to them."""
+    chosen = ("index_scores", "select_entries", "attend_keys")
+    return get_triton_op(name) if name in chosen else find_few_kernels(name)
+
+
+@pytest.fixture
+def choosing(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedHarness, PagedHarness]:
+    """As ``pair``, of a model that chooses keys: 16 pools of four tokens."""
+    monkeypatch.setattr(entry_tables, "_LEAST_LIMIT", 64)
+    hf_model = build_hf_model(GLM, seed=3)
+    saved, tensors = config_as_saved(hf_model), published_tensors(hf_model)
+    saved["architectures"] = GLM["architectures"]
+    expected = make_harness(build_decoder(saved, tensors))
+    harness = make_harness(build_decoder(saved, tensors, ops=find_choosing_kernels))
+    recorder = GraphRecorder(harness.model, harness.kv_caches)
+    harness.steps = make_graphed_step_model(
+        harness.model,
+        harness.layout,
+        harness.kv_caches,
+        CPU,
+        recorder,
+        sizes=(3,),
+        max_tokens=250,
+        # They do not change what is captured.
+        num_drafts=2,
+    )
+    # Contexts of 64 tokens, of which none is left out, of 128 and of 252.
+    assert len(recorder.recordings) == count_graphs(harness.model, 1, 250, 2) == 3
+    return expected, harness
+
+
+def test_steps_that_choose_keys_are_replayed(choosing: tuple[PagedHarness, PagedHarness]) -> None:
+    expected, harness = choosing
+    requests = [[own.add(random_tokens(200, n)) for n in range(3)] for own in choosing]
+    for own, known in zip(choosing, requests, strict=True):
+        own.step(list(zip(known, (61, 2, 130), strict=True)))
+    # Pools end in the third step, a block and a unit's state in the fourth; then nothing is stored
+    # of drafts, which are not replayed, and the rest goes on behind them.
+    steps = [([0, 1], 64), ([0, 1], 64), ([0, 1, 2], 252), ([2, 0], 252), ([0, 1], 128)]
+    for batch, limit in steps:
+        for number in batch[:1] if limit == 128 else ():
+            for own, known in zip(choosing, requests, strict=True):
+                own.step([(known[number], 3)], [1])
+            assert isinstance(harness.last_meta, StepMetadata)
+        wanted, found = (
+            own.step([(known[index], 1) for index in batch])
+            for own, known in zip(choosing, requests, strict=True)
+        )
+        assert harness.last_meta == LaidOutStep(DecodeShape(1, 3, limit))
+        for row, right in zip(found, wanted, strict=True):
+            assert_near(row, right, 1e-4)
+        assert_same_pages(harness, expected)
+
+
+def test_a_row_that_chooses_keys_has_the_same_bits_in_any_batch(
+    choosing: tuple[PagedHarness, PagedHarness],
+) -> None:
+    _, harness = choosing
+    rows = []
+    for others in ([], [(1, 40), (2, 200)]):
+        work = [(harness.add(random_tokens(250, seed)), length) for seed, length in others]
+        work.insert(len(work) // 2, (harness.add(random_tokens(250, 0)), 60))
+        for request, length in work:
+            harness.step([(request, length)])
+        for _ in range(3):
+            logits = harness.step([(request, 1) for request, _ in work])
+        rows.append(logits[len(others) // 2])
+        assert harness.last_meta == LaidOutStep(DecodeShape(1, 3, 252 if others else 64))
+    assert torch.equal(*rows)

@@ -193,6 +193,7 @@ class _ShapedSteps:
         self.layout, self.shapes = layout, shapes
         self._tables = EntryTables(
             layout,
+            kv_caches,
             max(shape.num_requests for shape in shapes),
             max(shape.num_queries for shape in shapes),
             max(shape.limit for shape in shapes),

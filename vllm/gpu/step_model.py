@@ -35,6 +35,7 @@ from vllm.v1.attention.paged_tables import (
     StepShape,
     count_split_bytes,
 )
+from vllm.v1.attention.recurrent_tables import count_stores
 from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
 from vllm.v1.attention.step_model import (
     StepModel,
@@ -116,7 +117,7 @@ def make_graphed_step_model(
     """
     if not reads_pages(model, layout):
         settle = make_settle(model, device, layout, kv_caches)
-        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+        queries, block_queries = _choose_queries(model, num_drafts, has_block=has_block)
         step_sizes = StepSizes(sizes, queries, block_queries, max_tokens)
         entry_steps = EntryGraphs(model, layout, kv_caches, step_sizes, device)
         entry_steps.capture(graphs, shows_progress=shows_progress)
@@ -180,7 +181,13 @@ def find_block_layout(model: DecoderForCausalLM, layout: CacheLayout) -> CacheLa
 
 def can_replay(model: Any, layout: CacheLayout) -> bool:
     """Whether a model's decode steps can be captured: nothing in them waits for the device."""
-    return (reads_pages(model, layout) or isinstance(model, DeepseekV4ForCausalLM)) and all(
+    is_known = reads_pages(model, layout) or isinstance(model, DeepseekV4ForCausalLM)
+    # Where keys are chosen, they are chosen of all.
+    is_known = is_known or (
+        _chooses_keys(model)
+        and not any(group.kind == "keys" and group.window for group in layout.groups)
+    )
+    return is_known and all(
         module.is_one_product for module in model.modules() if _has_experts(module)
     )
 
@@ -189,13 +196,15 @@ def _has_experts(module: Any) -> TypeGuard[ExpertBank | ClampedExperts | Deepsee
     return isinstance(module, ExpertBank | ClampedExperts | DeepseekV4MoE)
 
 
-def _choose_queries(num_drafts: int, *, has_block: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _choose_queries(
+    model: Any, num_drafts: int, *, has_block: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the tokens of a request that steps of a model with entries are captured for.
 
     Returns:
         Those of the model's steps, and of its own block's.
     """
-    if not num_drafts:
+    if not num_drafts or not isinstance(model, DeepseekV4ForCausalLM):
         return (1,), ()
     most = min(1 + num_drafts, MAX_DECODE_QUERIES)
     if not has_block:
@@ -225,8 +234,8 @@ def count_graphs(
         max_rows: Most tokens that a step may have; 0: any number.
     """
     sizes = choose_sizes(max_requests)
-    if isinstance(model, DeepseekV4ForCausalLM):
-        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+    if isinstance(model, DeepseekV4ForCausalLM) or _chooses_keys(model):
+        queries, block_queries = _choose_queries(model, num_drafts, has_block=has_block)
         return len(sizes) * (len(choose_limits(max_tokens)) * len(queries) + len(block_queries))
     shapes = choose_shapes(sizes, num_drafts, max_rows)
     count = len(shapes)
@@ -248,7 +257,8 @@ def count_draft_bytes(model: Any, max_requests: int, num_drafts: int) -> int:
         max_requests: Of a step.
         num_drafts: Most drafts of a request in a step.
     """
-    if not num_drafts or not isinstance(model, DecoderForCausalLM):
+    is_paged = isinstance(model, DecoderForCausalLM) and not _chooses_keys(model)
+    if not num_drafts or not is_paged:
         return 0
     config = model.config.for_ranks(model.share.size)
     shapes = [config.shape_of(layer) for layer in config.layers if layer.recurrence is None]
@@ -271,7 +281,13 @@ def reads_pages(model: Any, layout: CacheLayout) -> bool:
         isinstance(model, DecoderForCausalLM)
         and all(group.kind in ("keys", "recurrent") for group in layout.groups)
         # No kernel chooses keys.
-        and all(_attends_to_all(model.config.shape_of(layer)) for layer in model.config.layers)
+        and not _chooses_keys(model)
+    )
+
+
+def _chooses_keys(model: Any) -> bool:
+    return isinstance(model, DecoderForCausalLM) and not all(
+        _attends_to_all(model.config.shape_of(layer)) for layer in model.config.layers
     )
 
 
@@ -304,8 +320,7 @@ def _most_blocks(group: GroupLayout, max_tokens: int, num_drafts: int) -> int:
     """Returns the block ids that a request may have in a decode step's tables."""
     if group.state is not None:
         # The state that it begins with, and those that it leaves.
-        num_left = StepShape(num_drafts + 1, 0, 1).count_stores(group.block_size)
-        return (1 + num_left) * group.state.num_blocks
+        return (1 + count_stores(num_drafts + 1, group.block_size)) * group.state.num_blocks
     # A window's table may hold a block more at both ends while it moves.
     return cdiv(max_tokens + num_drafts, group.block_size) + 2
 

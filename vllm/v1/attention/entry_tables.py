@@ -1,5 +1,7 @@
 """Decode steps of models with windows, compressor states and entries, at fixed addresses.
 
+So are those of models with keys that are chosen, and recurrent states beside them (GLM 5.3 Flash).
+
     host: starts, first rows to read, tokens | by group: bases, block ids    one buffer, one upload
     device, in the captured step:    addresses, masks, windows               from the buffer alone
 
@@ -18,7 +20,7 @@ nowhere and seen by nobody:
     its results    | a0 a1 a2 | b0 | c0 c1 | what nobody reads |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +30,14 @@ from vllm.utils.math_utils import cdiv
 from vllm.utils.uploads import StagingBuffers
 from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
+from vllm.v1.attention.recurrent_tables import find_states
 from vllm.v1.attention.step_batch import ragged_arange
 from vllm.v1.attention.step_tables import (
     AttentionPlan,
     DecodeBatch,
     DenseMetadata,
+    KeyMetadata,
     PaddedRows,
     PageRows,
     RequestSlice,
@@ -41,6 +46,7 @@ from vllm.v1.attention.step_tables import (
     StepMetadata,
     WindowMetadata,
 )
+from vllm.v1.kv_cache_specs.layouts import StateLayout
 
 _HOST = torch.device("cpu")
 # Contexts up to this length share a shape; then there is one for each doubling.
@@ -111,9 +117,10 @@ class EntryTables:
     """Lays decode steps out.
 
     Args:
-        layout: The KV groups, of kinds "window", "state" and "dense".
+        layout: The KV groups; of "keys" those without a window.
+        kv_caches: Cache name -> pages.
         max_requests: Of a step.
-        max_queries: Tokens of a request in a step.
+        max_queries: Tokens of a request in a step; one where there are recurrent states.
         max_tokens: Of a context.
         device: Where the tables are used.
 
@@ -123,12 +130,15 @@ class EntryTables:
     def __init__(
         self,
         layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
         max_requests: int,
         max_queries: int,
         max_tokens: int,
         device: torch.device,
     ) -> None:
-        self._layout = layout
+        self._layout, self._kv_caches = layout, kv_caches
+        has_states = any(group.state is not None for group in layout.groups)
+        assert not has_states or max_queries == 1, "states behind drafts are settled afterwards"
         self._widths = [_most_blocks(group, max_queries, max_tokens) for group in layout.groups]
         width = _NUM_BOUNDS + sum(1 + width for width in self._widths)
         self.buffer = torch.zeros((max_requests, width), dtype=torch.int64, device=device)
@@ -149,9 +159,13 @@ class EntryTables:
         for row, item in zip(host, slices, strict=False):
             row[:_NUM_BOUNDS] = item.start, item.read_from, item.num_tokens
             first = _NUM_BOUNDS
-            for group, table, width in zip(
-                self._layout.groups, item.tables, self._widths, strict=True
+            for group_id, (group, table, width) in enumerate(
+                zip(self._layout.groups, item.tables, self._widths, strict=True)
             ):
+                if group.state is not None:
+                    _put_states(row[first : first + 1 + width], item, group, group_id)
+                    first += 1 + width
+                    continue
                 # Only the blocks that the step reads and writes.
                 reach = _find_reach(group)
                 lowest = 0 if reach is None else max(0, item.start - reach) // group.block_size
@@ -173,9 +187,11 @@ class EntryTables:
         read_from = np.array([item.read_from for item in slices], dtype=np.int64)
         ends = starts + np.array([item.num_tokens for item in slices], dtype=np.int64)
         for group_id, group in enumerate(self._layout.groups):
+            if group.state is not None:
+                continue
             if group.kind == "window":
                 low, high = np.maximum(read_from, starts - (group.window - 1)), starts
-            elif group.kind == "dense":
+            elif group.kind in ("dense", "keys"):
                 low, high = np.zeros_like(starts), ends // group.ratio * group.ratio
             else:
                 # The first window that the step may complete is the longest open one.
@@ -198,13 +214,19 @@ class EntryTables:
         windows: dict[int, WindowMetadata] = {}
         states: dict[int, StateMetadata] = {}
         entries: dict[int, DenseMetadata] = {}
+        keys: dict[int, KeyMetadata] = {}
+        recurrent: dict[int, tuple[StateTables, StateLayout]] = {}
         first = _NUM_BOUNDS
         for group_id, (group, width) in enumerate(
             zip(self._layout.groups, self._widths, strict=True)
         ):
             table = _Table(group, rows[:, first : first + 1], rows[:, first + 1 :][:, :width])
             first += 1 + width
-            if group.kind == "window":
+            if group.state is not None:
+                recurrent[group_id] = _expand_recurrent(table, step), group.state
+            elif group.kind == "keys":
+                keys[group_id] = KeyMetadata(_own_rows(table, step), (), (), (_StoredKeys(table),))
+            elif group.kind == "window":
                 windows[group_id] = _expand_window(table, step)
             elif group.kind == "state":
                 states[group_id] = _expand_state(table, step)
@@ -219,7 +241,8 @@ class EntryTables:
             states=states,
             entries=entries,
             group_of=self._layout.group_of,
-            keys={},
+            keys=keys,
+            state_runner=StateRunner(recurrent, self._layout.group_of, self._kv_caches),
         )
         if shape.num_queries == 1:
             return ExpandedStep(meta, None, None)
@@ -323,6 +346,89 @@ class _Table:
         return PageRows(blocks.masked_fill(~is_inside, 0), rows)
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredKeys:
+    """A decode batch's keys, all of them stored; a ``PicksKeys``."""
+
+    table: _Table
+
+    def pick_rows(
+        self, positions: torch.Tensor, own: torch.Tensor, read: Callable[[PageRows], torch.Tensor]
+    ) -> torch.Tensor:
+        """See ``PicksKeys``."""
+        del own
+        return read(self.table.locate(positions, positions >= 0))
+
+
+@dataclass(frozen=True, slots=True)
+class StateRunner:
+    """Takes recurrent states through a step by a kernel; a ``RunsStates``.
+
+    Attributes:
+        tables: By group id.
+        group_of: Cache name -> group id.
+        kv_caches: Cache name -> pages.
+    """
+
+    tables: Mapping[int, tuple[StateTables, StateLayout]]
+    group_of: Mapping[str, int]
+    kv_caches: Mapping[str, torch.Tensor]
+
+    def run_states(
+        self,
+        cache_name: str,
+        number: int,
+        num_key_heads: int,
+        channels: torch.Tensor,
+        weight: torch.Tensor,
+        logs: torch.Tensor,
+        rates: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``RunsStates``.
+
+        Mutates:
+            The states' pages.
+        """
+        tables, layout = self.tables[self.group_of[cache_name]]
+        pages = self.kv_caches[cache_name]
+        return run_states(
+            channels, weight, logs, rates, pages, layout, number, num_key_heads, tables
+        )
+
+
+def _put_states(row: np.ndarray, item: RequestSlice, group: GroupLayout, group_id: int) -> None:
+    """Writes whether a request begins with a state, its blocks, and those of the state it leaves.
+
+    Raises:
+        InvariantError: It has no blocks (I5).
+    """
+    assert group.state is not None
+    num_blocks = group.state.num_blocks
+    _, ids = find_states([item], group, group_id, 0)
+    row[0] = len(ids) == 2
+    row[1 : 1 + num_blocks] = ids[0]
+    row[1 + num_blocks :] = ids[-1]
+
+
+def _expand_recurrent(table: _Table, step: _Rows) -> StateTables:
+    ids, is_there = table.block_ids, step.are_there[:, 0]
+    width = ids.shape[1]
+    numbers = torch.arange(len(ids), device=ids.device)
+    begins = is_there & (table.bases[:, 0] > 0)
+    columns = [
+        numbers.masked_fill(~is_there, -1),
+        numbers,
+        is_there,
+        (numbers * width).masked_fill(~begins, -1),
+        numbers,
+        is_there,
+        torch.ones_like(numbers),
+        numbers * width + width // 2,
+        ids.flatten(),
+    ]
+    return StateTables(*(column.to(torch.int32) for column in columns))
+
+
 def _own_rows(table: _Table, step: _Rows) -> RowWrites:
     own = table.locate(step.positions, step.are_there)
     return RowWrites(None, PageRows(own.blocks.flatten(), own.rows.flatten()))
@@ -412,6 +518,9 @@ def _find_reach(group: GroupLayout) -> int | None:
 
 def _most_blocks(group: GroupLayout, max_queries: int, max_tokens: int) -> int:
     """Returns the most blocks of a request that a decode step reads or writes."""
+    if group.state is not None:
+        # Those of the state that a request begins with, and of the one that it leaves.
+        return 2 * group.state.num_blocks
     reach = _find_reach(group)
     if reach is None:
         return cdiv(max_tokens, group.block_size)

@@ -143,6 +143,11 @@ class PagedTables:
         """Itself: layers attend by ``attend``."""
         return self
 
+    @property
+    def state_runner(self) -> "PagedTables":
+        """Itself: recurrent layers run by ``run_states``."""
+        return self
+
     def itself(self) -> "PagedTables":
         """Returns itself: what a graph's step reads is laid out before it."""
         return self

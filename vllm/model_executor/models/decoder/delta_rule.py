@@ -106,7 +106,7 @@ class DeltaRuleNet(nn.Module):
 
     def _run_step(self, own: StateInputs, step: Step) -> torch.Tensor:
         """Takes every request's state through its rows: outputs [T, H, V]."""
-        plan, kernels = self.plan, step.meta.pages
+        plan, kernels = self.plan, step.meta.state_runner
         self._drafts = []
         if kernels is not None:
             return kernels.run_states(
