@@ -13,7 +13,8 @@ from tests.accelerators.test_engine import CPU, on_platform
 from tests.model_executor.models.decoder.checkpoints import FAMILIES, write_model
 from tests.model_executor.models.decoder.drafting import write_drafting_model
 from tests.tokenizers.family_tokenizers import byte_level
-from vllm.gpu.step_model import make_graphed_step_model
+from vllm.gpu.settle_graphs import SettleGraphs
+from vllm.gpu.step_model import count_graphs, make_graphed_step_model
 from vllm.platforms.cuda import CudaReferencePlatform
 from vllm.v1.attention.step_tables import RequestSlice
 from vllm.v1.worker import gpu_worker
@@ -41,9 +42,13 @@ class Steps:
     Attributes:
         taken: By whether they are the block's, and tokens of each request -> how many.
         replayed: Likewise, of those that were replayed.
+        settling: What settles drafts.
+        num_settled: How often it was replayed.
     """
 
     def __init__(self) -> None:
+        self.settling: list[Recording] = []
+        self.num_settled = 0
         self.taken: Counter[tuple[bool, tuple[int, ...]]] = Counter()
         self.replayed: Counter[tuple[bool, tuple[int, ...]]] = Counter()
         self._last: tuple[bool, tuple[int, ...]] | None = None
@@ -55,9 +60,11 @@ class Steps:
             self._last = is_block, tuple(item.num_tokens for item in slices if item.num_tokens)
             self.taken[self._last] += 1
 
-    def see_replay(self) -> None:
-        """Note that the step was replayed."""
-        if self._last is not None:
+    def see_replay(self, recording: Recording) -> None:
+        """Note that the step was replayed, or that its drafts were settled."""
+        if any(recording is other for other in self.settling):
+            self.num_settled += 1
+        elif self._last is not None:
             self.replayed[self._last] += 1
 
     def check(self, most_tokens: int) -> set[tuple[bool, tuple[int, ...]]]:
@@ -75,13 +82,18 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     seen, replay = Steps(), Recording.replay
 
     def count(self: Recording) -> None:
-        seen.see_replay()
+        seen.see_replay(self)
         replay(self)
 
     def record(model: Any, groups: Any, caches: Any, device: Any, _: Any, **settings: Any) -> Any:
-        made = make_graphed_step_model(
-            model, groups, caches, device, GraphRecorder(model, caches), **settings
-        )
+        recorder = GraphRecorder(model, caches)
+        made = make_graphed_step_model(model, groups, caches, device, recorder, **settings)
+        # The profile run sets memory aside for so many.
+        told = {name: settings[name] for name in ("num_drafts", "has_block", "max_rows")}
+        count = count_graphs(model, MOST_REQUESTS, settings["max_tokens"], **told)
+        assert len(recorder.recordings) == count
+        if isinstance(made.settle_drafts, SettleGraphs):
+            seen.settling = recorder.recordings[-len(made.settle_drafts) :]
 
         def build(slices: list[RequestSlice], layout: Any) -> Any:
             seen.see(slices, is_block=layout is not groups)
@@ -116,6 +128,7 @@ def test_a_recurrent_model_with_its_own_block(
     answer_on_both(tmp_path, monkeypatch, 16, 2, lengths=(5, 9, 35))
     taken = steps.check(3)
     assert len({len(counts) for _, counts in taken}) > 1, "no request leaves before the others"
+    assert steps.num_settled
     assert {(True, (1,)), (False, (3,)), (True, (3,))} <= taken
 
 

@@ -15,7 +15,7 @@ one graph serves all of them. A model with entries has graphs by the length of c
 """
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,6 +96,18 @@ class CudaGraphDevice:
         for graph in self._captured:
             graph.reset()
         self._captured.clear()
+
+
+class Captures(Protocol):
+    """Something of a few shapes that is captured."""
+
+    shapes: Sequence[Any]
+
+    def capture(self, graphs: GraphDevice, shape: Any) -> None:
+        """Capture one shape."""
+
+    def __len__(self) -> int:
+        """Return how many were captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +243,8 @@ class PagedSteps:
         device: torch.device,
         *inputs: torch.Tensor,
     ) -> None:
-        self.layout, self.shapes = layout, tuple(sorted(shapes))
+        self.layout = layout
+        self.shapes: Sequence[StepShape] = tuple(sorted(shapes))
         # Buffers of other steps may grow, and so move.
         self._builder, self._other_builder = make_builder(), make_builder()
         most = max(shape.num_rows for shape in shapes)
@@ -239,6 +252,9 @@ class PagedSteps:
         self._inputs = inputs
         # Tables of any later step must fit: their address is in the graphs.
         self._builder.fix(self.shapes, max_blocks)
+
+    def __len__(self) -> int:
+        return len(self.captured)
 
     def capture(self, graphs: GraphDevice, shape: StepShape) -> None:
         """Capture one shape."""
@@ -299,6 +315,7 @@ class DecodeGraphs:
         max_blocks: Blocks of the longest request, of all groups together.
         device: Where it runs.
         block: The model's block that drafts, where it does: its steps are replayed too.
+        settling: What settles drafts, to be captured behind the steps; None: nothing does.
 
     Owns: the graphs, and what they read.
     """
@@ -313,8 +330,9 @@ class DecodeGraphs:
         max_blocks: int,
         device: torch.device,
         block: DraftingBlock | None = None,
+        settling: Captures | None = None,
     ) -> None:
-        self._model = model
+        self._model, self._settling = model, settling
         self._steps = PagedSteps(model, make_builder, layout, kv_caches, shapes, max_blocks, device)
         self._block: PagedSteps | None = None
         if block is not None:
@@ -332,16 +350,17 @@ class DecodeGraphs:
             )
 
     @property
-    def shapes(self) -> tuple[StepShape, ...]:
+    def shapes(self) -> Sequence[StepShape]:
         """Those of the model's steps, the smallest first."""
         return self._steps.shapes
 
     @torch.inference_mode()
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
         """Capture every shape; the log says what they took."""
-        own = [steps for steps in (self._steps, self._block) if steps is not None]
+        parts: list[Captures | None] = [self._steps, self._block, self._settling]
+        own = [steps for steps in parts if steps is not None]
         pairs = [(steps, shape) for steps in own for shape in steps.shapes[::-1]]
-        with telling_of(graphs, *(steps.captured for steps in own)):
+        with telling_of(graphs, *own):
             for number, (steps, shape) in enumerate(pairs, 1):
                 if shows_progress:
                     show_progress(number, len(pairs))
@@ -414,7 +433,7 @@ class DecodeGraphs:
 
 
 @contextmanager
-def telling_of(graphs: GraphDevice, *steps: CapturedSteps) -> Iterator[None]:
+def telling_of(graphs: GraphDevice, *steps: Sized) -> Iterator[None]:
     """Have the log say what the graphs that are captured inside took."""
     before = graphs.allocated_bytes()
     yield

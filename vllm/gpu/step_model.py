@@ -16,6 +16,7 @@ from vllm.gpu.decode_graphs import (
 )
 from vllm.gpu.draws import draw_tokens
 from vllm.gpu.entry_graphs import EntryGraphs, StepSizes
+from vllm.gpu.settle_graphs import SettleGraphs
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
 from vllm.model_executor.models.decoder.clamped_experts import ClampedExperts
@@ -34,6 +35,7 @@ from vllm.v1.attention.paged_tables import (
     StepShape,
     count_split_bytes,
 )
+from vllm.v1.attention.recurrent_tables import count_stores
 from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
 from vllm.v1.attention.step_model import (
     StepModel,
@@ -127,12 +129,16 @@ def make_graphed_step_model(
     own = find_block_layout(model, layout) if has_block else None
     block = None
     if own is not None:
-        config = model.config
-        # A block drafts once behind the rows that stand, then row by row.
-        kept = shapes if num_drafts > 1 else tuple(s for s in shapes if s.most_tokens > 1)
         block = DraftingBlock(
-            partial(make, own, drafts=None), own, kept, config.hidden_size, model.dtype
+            partial(make, own, drafts=None),
+            own,
+            _choose_block_shapes(shapes, num_drafts),
+            model.config.hidden_size,
+            model.dtype,
         )
+    settling = None
+    if drafts is not None and num_drafts:
+        settling = SettleGraphs(drafts, sizes, num_drafts, device)
     steps = DecodeGraphs(
         model,
         partial(make, layout, drafts=drafts),
@@ -142,10 +148,20 @@ def make_graphed_step_model(
         max_blocks,
         device,
         block,
+        settling,
     )
     steps.capture(graphs, shows_progress=shows_progress)
-    settle = None if drafts is None else drafts.settle
+    # Without drafts there is nothing to settle.
+    settle = settling if settling is not None or drafts is None else drafts.settle
     return StepModel(steps, steps.build_metadata, draw_tokens, settle, runs_drafter=own is not None)
+
+
+def _choose_block_shapes(shapes: Sequence[StepShape], num_drafts: int) -> list[StepShape]:
+    """Returns the shapes of a drafting block's steps, of those of its model.
+
+    It drafts once behind the rows that stand, then row by row.
+    """
+    return [shape for shape in shapes if num_drafts > 1 or shape.most_tokens > 1]
 
 
 def find_block_layout(model: DecoderForCausalLM, layout: CacheLayout) -> CacheLayout | None:
@@ -221,8 +237,13 @@ def count_graphs(
     if isinstance(model, DeepseekV4ForCausalLM) or _chooses_keys(model):
         queries, block_queries = _choose_queries(model, num_drafts, has_block=has_block)
         return len(sizes) * (len(choose_limits(max_tokens)) * len(queries) + len(block_queries))
-    count = len(choose_shapes(sizes, num_drafts, max_rows))
-    return 2 * count if has_block else count
+    shapes = choose_shapes(sizes, num_drafts, max_rows)
+    count = len(shapes)
+    if has_block:
+        count += len(_choose_block_shapes(shapes, num_drafts))
+    if num_drafts and isinstance(model, DecoderForCausalLM) and model.config.recurrences:
+        count += len(sizes)
+    return count
 
 
 def count_draft_bytes(model: Any, max_requests: int, num_drafts: int) -> int:
@@ -299,8 +320,7 @@ def _most_blocks(group: GroupLayout, max_tokens: int, num_drafts: int) -> int:
     """Returns the block ids that a request may have in a decode step's tables."""
     if group.state is not None:
         # The state that it begins with, and those that it leaves.
-        num_left = StepShape(num_drafts + 1, 0, 1).count_stores(group.block_size)
-        return (1 + num_left) * group.state.num_blocks
+        return (1 + count_stores(num_drafts + 1, group.block_size)) * group.state.num_blocks
     # A window's table may hold a block more at both ends while it moves.
     return cdiv(max_tokens + num_drafts, group.block_size) + 2
 

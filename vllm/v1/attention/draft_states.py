@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from vllm.utils.math_utils import cdiv
-from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import GroupLayout
 from vllm.v1.attention.ops.triton.pages import write_slots
 from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
-from vllm.v1.attention.recurrent_tables import find_states
+from vllm.v1.attention.recurrent_tables import NUM_BY_REQUEST, count_stores, find_states
+from vllm.v1.attention.step_batch import ragged_arange
 from vllm.v1.attention.step_tables import RequestSlice
+from vllm.v1.attention.table_buffer import TableBuffer, TableColumns
 from vllm.v1.kv_cache_specs.layouts import StateShape
 
 # Values: rows that begin at multiples of it are read by the program that a step's own are read by.
@@ -53,6 +54,35 @@ class _Layer:
     weight: torch.Tensor
     num_key_heads: int
     decay_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SettledShape:
+    """What fixes how the tables lie by which drafts are settled.
+
+    Attributes:
+        num_requests: With drafts, with those of padding.
+        num_drafts: Most of a request.
+    """
+
+    num_requests: int
+    num_drafts: int
+
+    @property
+    def num_rows(self) -> int:
+        """Drafts of all."""
+        return self.num_requests * self.num_drafts
+
+
+def list_drafted(
+    slices: Sequence[RequestSlice], num_accepted: Sequence[int]
+) -> list[tuple[RequestSlice, int]]:
+    """Return the requests of a step that have drafts, and how many of each stand."""
+    return [
+        (item, count)
+        for item, count in zip(slices, num_accepted, strict=True)
+        if item.num_tokens and item.num_drafts
+    ]
 
 
 def count_kept_bytes(shape: StateShape, num_decays: int, num_drafts: int) -> int:
@@ -92,6 +122,7 @@ class DraftStates:
         self._kept = self._make(0)
         self._layers: dict[int, _Layer] = {}
         self._is_fixed = False
+        self._buffer = TableBuffer(pages.device)
 
     @property
     def kept(self) -> torch.Tensor:
@@ -137,35 +168,68 @@ class DraftStates:
         Raises:
             InvariantError: A state has no blocks (I5).
         """
-        drafted = [
-            (item, accepted)
-            for item, accepted in zip(slices, num_accepted, strict=True)
-            if item.num_tokens and item.num_drafts
-        ]
-        counts = np.array([accepted for _, accepted in drafted], dtype=np.int64)
-        if not counts.any():
-            return
+        drafted = list_drafted(slices, num_accepted)
+        if any(count for _, count in drafted):
+            self.run(self.lay_out(drafted, self._buffer))
+
+    def lay_out(
+        self,
+        drafted: Sequence[tuple[RequestSlice, int]],
+        buffer: TableBuffer,
+        shape: SettledShape | None = None,
+    ) -> StateTables:
+        """Upload the tables by which drafts are run again, as far as they stand.
+
+        Args:
+            drafted: Requests with drafts in order, and how many of each stand.
+            buffer: Where the tables go.
+            shape: What they are filled up to; None: nothing.
+
+        Raises:
+            InvariantError: A state has no blocks (I5).
+        """
+        counts = np.array([count for _, count in drafted], dtype=np.int64)
         totals = np.array([item.num_drafts for item, _ in drafted], dtype=np.int64)
         firsts = np.cumsum(totals) - totals
+        stands = counts > 0
+        firsts, counts = firsts[stands], counts[stands]
         own = [
             replace(
                 item,
                 start=item.start + item.num_tokens - item.num_drafts,
-                num_tokens=accepted,
+                num_tokens=count,
                 num_drafts=0,
             )
-            for item, accepted in drafted
-            if accepted
+            for item, count in drafted
+            if count
         ]
-        stands = counts > 0
-        columns, ids = find_states(own, self._group, self._group_id, 0)
+        found, ids = find_states(own, self._group, self._group_id, 0)
         row_requests = np.full(int(totals.sum()), -1, dtype=np.int64)
-        for number, (first, count) in enumerate(zip(firsts[stands], counts[stands], strict=True)):
-            row_requests[first : first + count] = number
-        parts = [row_requests, firsts[stands], counts[stands], *columns, np.concatenate(ids)]
-        tables = upload(np.concatenate(parts).astype(np.int32), self._pages.device)
-        views = torch.split(tables, [len(part) for part in parts])
-        num_rows = len(row_requests)
+        rows = ragged_arange(firsts, counts)
+        row_requests[rows] = np.repeat(np.arange(len(own)), counts)
+        num_rows, num_requests, num_stores = len(row_requests), len(own), len(found[-1])
+        if shape is not None:
+            num_rows, num_requests = shape.num_rows, shape.num_requests
+            num_stores = num_requests * count_stores(shape.num_drafts, self._group.block_size)
+        columns = TableColumns()
+        columns.add(row_requests, num_rows)
+        for values in (firsts, counts, *found[:NUM_BY_REQUEST]):
+            columns.add(values, num_requests)
+        for values in found[NUM_BY_REQUEST:]:
+            columns.add(values, num_stores)
+        columns.add_ids(ids)
+        if shape is not None:
+            num_states = num_requests + num_stores
+            buffer.reserve(columns.count_values(num_states * self._state.num_blocks))
+        views, block_ids = buffer.upload(columns)
+        places, starts, lengths, sources, store_firsts, store_counts, ends, tables = views
+        return StateTables(
+            places, starts, lengths, sources, store_firsts, store_counts, ends, tables, block_ids
+        )
+
+    def run(self, tables: StateTables) -> None:
+        """Run drafts again by tables that are laid out."""
+        num_rows = len(tables.row_requests)
         for number, layer in self._layers.items():
             channels, logs, rates = self._split(self._kept[number, :num_rows])
             run_states(
@@ -177,5 +241,5 @@ class DraftStates:
                 self._state,
                 number,
                 layer.num_key_heads,
-                StateTables(*views),
+                tables,
             )

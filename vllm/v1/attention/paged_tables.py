@@ -24,7 +24,6 @@ import torch
 
 from vllm.exceptions import InvariantError
 from vllm.utils.math_utils import cdiv
-from vllm.utils.uploads import StagingBuffers
 from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.draft_states import DraftStates, StateInputs
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
@@ -32,9 +31,10 @@ from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED
 from vllm.v1.attention.ops.triton.paged_attention import PagedRequests, ScorePlan, attend_pages
 from vllm.v1.attention.ops.triton.pages import write_slots
 from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
-from vllm.v1.attention.recurrent_tables import find_states
+from vllm.v1.attention.recurrent_tables import NUM_BY_REQUEST, count_stores, find_states
 from vllm.v1.attention.step_batch import ragged_arange
 from vllm.v1.attention.step_tables import RequestSlice
+from vllm.v1.attention.table_buffer import TableBuffer, TableColumns
 from vllm.v1.kv_cache_specs.layouts import StateLayout
 
 # Requests with at most so many tokens read a long context with few queries: it is split.
@@ -46,8 +46,6 @@ _PREFILL_VALUES = 1 << 20 if IS_INTERPRETED else 1 << 13
 _MIN_PREFILL_ROWS = 16
 # Columns of a group's bounds: one value a request each.
 _NUM_BOUNDS = {"keys": 4, "recurrent": 5}
-# Those of recurrent groups that have one; the others have one for each state that is left.
-_NUM_BY_REQUEST = 3
 _HOST = torch.device("cpu")
 
 
@@ -66,8 +64,8 @@ class StepShape:
     num_requests: int
 
     def count_stores(self, unit: int) -> int:
-        """Return how many recurrent states a step may leave, stored at ends of units too."""
-        return self.num_requests * (1 + cdiv(self.most_tokens - 1, unit))
+        """Return how many recurrent states a step may leave."""
+        return self.num_requests * count_stores(self.most_tokens, unit)
 
 
 def count_split_bytes(shape: StepShape, width: int) -> int:
@@ -255,27 +253,6 @@ class _Rows:
     positions: np.ndarray
 
 
-class _Columns:
-    """What is laid out: columns of a step, each of a length of its own, then block ids."""
-
-    def __init__(self) -> None:
-        self.values: list[np.ndarray] = []
-        self.lengths: list[int] = []
-        self.ids: list[np.ndarray] = []
-        self.num_ids = 0
-
-    def add(self, values: np.ndarray, length: int) -> None:
-        """Append a column, filled up to its length."""
-        assert len(values) <= length, f"{len(values)} values of a column of {length}"
-        self.values.append(values)
-        self.lengths.append(length)
-
-    def add_ids(self, ids: Sequence[np.ndarray]) -> None:
-        """Append block ids."""
-        self.ids += ids
-        self.num_ids += sum(map(len, ids))
-
-
 class PagedTablesBuilder:
     """Builds a model's tables.
 
@@ -287,7 +264,7 @@ class PagedTablesBuilder:
         device: Where the kernels run.
         drafts: What keeps drafts, where there are recurrent layers.
 
-    Owns: the buffer on the device, and those of the host that it is filled from.
+    Owns: the buffer that tables lie in.
     """
 
     def __init__(
@@ -299,35 +276,18 @@ class PagedTablesBuilder:
         device: torch.device,
         drafts: DraftStates | None = None,
     ) -> None:
-        self._layout, self._kv_caches, self._device = layout, kv_caches, device
+        self._layout, self._kv_caches = layout, kv_caches
         rows = min(_PREFILL_ROWS, max(_MIN_PREFILL_ROWS, _PREFILL_VALUES // width))
         self._prefill_queries = max(1, rows // group_size)
         self._has_states = any(group.state is not None for group in layout.groups)
         self._drafts = drafts
-        self._device_buffer = torch.zeros(0, dtype=torch.int32, device=device)
-        self._staging = StagingBuffers((0,), torch.int32, device)
-        self._is_fixed = False
-        self._num_columns = 0
+        self._buffer = TableBuffer(device)
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """Where tables lie on the device, and what is kept of drafts."""
         kept = () if self._drafts is None else (self._drafts.kept,)
-        return (self._device_buffer, *kept)
-
-    def reserve(self, num_values: int) -> None:
-        """Make the buffers hold ``num_values``; tables handed out before are not valid afterwards.
-
-        A graph needs their address to stay: ``fix`` them for the most that a captured step may
-        take, first.
-        """
-        if num_values <= len(self._device_buffer):
-            return
-        assert not self._is_fixed, f"graphs read tables of {len(self._device_buffer)} values"
-        size = 1 << (num_values - 1).bit_length()
-        self._device_buffer = torch.zeros(size, dtype=torch.int32, device=self._device)
-        # Copies from those before may not have been made yet: torch keeps pinned memory for them.
-        self._staging = StagingBuffers((size,), torch.int32, self._device)
+        return (self._buffer.values, *kept)
 
     def fix(self, shapes: Sequence[StepShape], max_blocks: int) -> None:
         """Make the buffers hold any step of some shapes, at addresses that stay.
@@ -337,9 +297,9 @@ class PagedTablesBuilder:
             max_blocks: Block ids of one request.
         """
         for shape in shapes:
-            self([], self._layout, shape)
-            self.reserve(self._num_columns + shape.num_requests * max_blocks + 1)
-        self._is_fixed = True
+            columns, _ = self._lay_out([], shape)
+            self._buffer.reserve(columns.count_values(shape.num_requests * max_blocks))
+        self._buffer.fix()
         if self._drafts is not None:
             self._drafts.fix()
 
@@ -360,14 +320,25 @@ class PagedTablesBuilder:
             InvariantError: A row that attention must read is not stored (I5).
         """
         del layout
-        kept = [item for item in slices if item.num_tokens]
+        columns, classes = self._lay_out([item for item in slices if item.num_tokens], shape)
+        views, block_ids = self._buffer.upload(columns)
+        return self._make_tables(views, block_ids, classes, shape)
+
+    def _lay_out(
+        self, kept: Sequence[RequestSlice], shape: StepShape | None
+    ) -> tuple[TableColumns, tuple[TileClass, ...]]:
+        """Returns a step's columns, and the shapes of its tiles.
+
+        Raises:
+            InvariantError: A row that attention must read is not stored (I5).
+        """
         starts = np.array([item.start for item in kept], dtype=np.int64)
         counts = np.array([item.num_tokens for item in kept], dtype=np.int64)
         request_of_row = np.repeat(np.arange(len(kept)), counts)
         num_requests, num_rows = len(kept), len(request_of_row)
         if shape is not None:
             num_requests, num_rows = shape.num_requests, shape.num_rows
-        columns = _Columns()
+        columns = TableColumns()
         for values in (starts, counts, np.cumsum(counts) - counts):
             columns.add(values, num_requests)
         rows = _Rows(starts, counts, ragged_arange(starts, counts))
@@ -378,9 +349,9 @@ class PagedTablesBuilder:
                 num_stores = len(found[-1])
                 if shape is not None:
                     num_stores = shape.count_stores(group.block_size)
-                for values in found[:_NUM_BY_REQUEST]:
+                for values in found[:NUM_BY_REQUEST]:
                     columns.add(values, num_requests)
-                for values in found[_NUM_BY_REQUEST:]:
+                for values in found[NUM_BY_REQUEST:]:
                     columns.add(values, num_stores)
                 columns.add_ids(ids)
                 continue
@@ -400,9 +371,7 @@ class PagedTablesBuilder:
                 slots += draft_slots
         for values in slots:
             columns.add(values, num_rows)
-        self._num_columns = sum(columns.lengths)
-        views, block_ids = self._upload(columns)
-        return self._make_tables(views, block_ids, classes, shape)
+        return columns, classes
 
     def _place_drafts(
         self, kept: Sequence[RequestSlice], shape: StepShape | None
@@ -497,29 +466,6 @@ class PagedTablesBuilder:
             nothing = np.zeros(0, dtype=np.int64)
             return (), nothing, nothing
         return tuple(classes), np.concatenate(owners), np.concatenate(firsts)
-
-    def _upload(self, columns: _Columns) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Fills the buffers; returns the columns and the block ids on the device.
-
-        Padding is -1, which is no request, no place and no number of anything.
-        """
-        num_fixed = sum(columns.lengths)
-        num_values = num_fixed + columns.num_ids + 1
-        self.reserve(num_values)
-        staged = self._staging.take()
-        host = staged.numpy()
-        first = 0
-        for values, length in zip(columns.values, columns.lengths, strict=True):
-            host[first : first + len(values)] = values
-            host[first + len(values) : first + length] = -1
-            first += length
-        for table in columns.ids:
-            host[first : first + len(table)] = table
-            first += len(table)
-        host[first] = 0
-        self._staging.send(staged[:num_values], self._device_buffer[:num_values])
-        views = torch.split(self._device_buffer[:num_fixed], columns.lengths)
-        return views, self._device_buffer[num_fixed:]
 
     def _make_tables(
         self,
