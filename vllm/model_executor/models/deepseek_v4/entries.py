@@ -201,7 +201,7 @@ class ChosenEntries(nn.Module):
     ) -> DecodeEntries:
         """Reads for each query the entries chosen [B, Q, K] for it."""
         num_requests, num_queries, num_entries = chosen.shape
-        listed = self._list(chosen, self._top_k).view(num_requests, -1)
+        listed = self._list(chosen, self._top_k).flatten(1)
         blocks, rows = (
             part.gather(1, listed).view(num_requests * num_queries, -1)
             for part in (reads.source.blocks, reads.source.rows)
