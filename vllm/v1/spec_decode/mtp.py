@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from vllm.utils.uploads import upload
 from vllm.v1.attention.metadata import (
     BlockTableView,
     CacheLayout,
@@ -212,7 +213,7 @@ class MTPProposer:
         )
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return upload(values, self._device)
 
 
 @dataclass(frozen=True, slots=True)
