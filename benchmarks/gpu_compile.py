@@ -253,6 +253,7 @@ _RELEASED: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
         "vocab_size": 248320,
+        "mtp_num_hidden_layers": 1,
     },
     "kimi-linear": {
         "hidden_size": 2304,
@@ -366,6 +367,7 @@ def run_family(family: str, dtype: torch.dtype) -> None:
             sizes=(1, 8),
             max_tokens=8192,
             num_drafts=3,
+            has_block=getattr(model, "drafter", None) is not None,
         )
 
 

@@ -308,3 +308,35 @@ def test_a_row_that_chooses_keys_has_the_same_bits_in_any_batch(
         rows.append(logits[len(others) // 2])
         assert harness.last_meta == LaidOutStep(DecodeShape(1, 3, 252 if others else 64))
     assert torch.equal(*rows)
+
+
+def test_a_row_has_the_same_bits_alone_and_replayed_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    raw = tiny_config(num_hidden_layers=1, compress_ratios=[4, 0])
+    model = build_model(DeepseekV4Config.from_dict(raw), make_tensors(raw), ops=get_triton_op)
+    rows = []
+    for others in ([], [(1, 6, 4)]):
+        harness = PagedHarness(model)
+        if others:
+            recorder = GraphRecorder(model, harness.kv_caches)
+            harness.steps = make_graphed_step_model(
+                model,
+                harness.layout,
+                harness.kv_caches,
+                CPU,
+                recorder,
+                sizes=(2,),
+                max_tokens=450,
+                num_drafts=3,
+            )
+        # Of its 17 entries 12 are chosen, which the graph, with 113 of them, lists in any case.
+        asked = [(0, 68, 3), *others][::-1]
+        work = [(harness.add(random_tokens(100, seed)), count) for seed, _, count in asked]
+        for (request, _), (_, length, _) in zip(work, asked, strict=True):
+            harness.step([(request, length)])
+        harness.step(work)
+        assert isinstance(harness.last_meta, LaidOutStep) is bool(others)
+        rows.append(harness.last_streams[-3:])
+    assert torch.equal(*rows)

@@ -47,6 +47,9 @@ from vllm.v1.attention.step_tables import RequestSlice
 
 logger = init_logger(__name__)
 
+# How many times more requests the next larger graph has that settles drafts.
+_SETTLED_STEP = 4
+
 
 def make_gpu_step_model(
     model: Any, layout: CacheLayout, kv_caches: Mapping[str, torch.Tensor], device: torch.device
@@ -138,7 +141,7 @@ def make_graphed_step_model(
         )
     settling = None
     if drafts is not None and num_drafts:
-        settling = SettleGraphs(drafts, sizes, num_drafts, device)
+        settling = SettleGraphs(drafts, _choose_settled(sizes), num_drafts, device)
     steps = DecodeGraphs(
         model,
         partial(make, layout, drafts=drafts),
@@ -162,6 +165,15 @@ def _choose_block_shapes(shapes: Sequence[StepShape], num_drafts: int) -> list[S
     It drafts once behind the rows that stand, then row by row.
     """
     return [shape for shape in shapes if num_drafts > 1 or shape.most_tokens > 1]
+
+
+def _choose_settled(sizes: Sequence[int]) -> list[int]:
+    """Returns the numbers of requests by which drafts are settled: padding costs little there."""
+    kept: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        if not kept or _SETTLED_STEP * size <= kept[-1]:
+            kept.append(size)
+    return kept
 
 
 def find_block_layout(model: DecoderForCausalLM, layout: CacheLayout) -> CacheLayout | None:
@@ -242,7 +254,7 @@ def count_graphs(
     if has_block:
         count += len(_choose_block_shapes(shapes, num_drafts))
     if num_drafts and isinstance(model, DecoderForCausalLM) and model.config.recurrences:
-        count += len(sizes)
+        count += len(_choose_settled(sizes))
     return count
 
 

@@ -32,7 +32,7 @@ from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
 from vllm.v1.attention.recurrent_tables import find_states
-from vllm.v1.attention.step_batch import ragged_arange
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES, ragged_arange
 from vllm.v1.attention.step_tables import (
     AttentionPlan,
     DecodeBatch,
@@ -253,12 +253,11 @@ class EntryTables:
         lengths = sorted({group.window for group in groups if group.kind == "window"})
         ratios = sorted({group.ratio for group in groups if group.kind == "dense"})
         device = step.starts.device
-        num_queries = step.shape.num_queries
         # [B, Q, 1] of the queries, from the request's start on.
         offsets = step.offsets[:, :, None]
         plans = {}
         for window in lengths:
-            keys = torch.arange(1 - window, num_queries, device=device)
+            keys = torch.arange(1 - window, MAX_DECODE_QUERIES, device=device)
             # The query's own key is seen in padding too: a row without keys is no number.
             is_there = (keys >= 0) | (keys + step.starts >= step.read_from)
             sees_rows = is_there[:, None] & (keys <= offsets) & (keys > offsets - window)
@@ -266,7 +265,7 @@ class EntryTables:
                 parts = [sees_rows]
                 if ratio:
                     numbers = torch.arange(step.shape.limit // ratio, device=device)
-                    parts.insert(0, numbers < (step.positions[:, :, None] + 1) // ratio)
+                    parts.append(numbers < (step.positions[:, :, None] + 1) // ratio)
                 seen = torch.cat(parts, 2)
                 mask = torch.zeros(seen.shape, dtype=torch.float32, device=device)
                 mask = mask.masked_fill(~seen, float("-inf"))

@@ -7,9 +7,13 @@ Python on the decode path. Two ways through a layer exist and give the same numb
   (``DecodeBatch``),
 * the others run one by one, their queries in tiles (``Chunk``).
 
-Keys of a query, in column order:
+Keys of a query, in column order, of a chunk and of a decode batch. Those of a batch stand where
+neither its other requests nor its number of tokens or entries move them, so that the order of a
+query's sums does not depend on these:
 
     | compressed entries 0..n-1 (or the indexer's choice) | window rows, then the step's own |
+    | window rows, the last ones last | own rows, the first ones first | compressed entries |
+      so many as a window has, less 1   MAX_DECODE_QUERIES               0..n-1, or the choice
 """
 
 from collections.abc import Callable, Mapping
@@ -184,12 +188,12 @@ class AttentionPlan:
     """Masks of one kind of layer: a window length with a compress ratio (0 for none).
 
     Attributes:
-        decode_masks: By decode batch: fp32 [B, Q, 1, entries + window + Q], 0 or -inf; None when
-            every query sees all keys.
+        decode_masks: By decode batch: fp32 [B, Q, 1, recent + entries], 0 or -inf; recent are
+            window - 1 + MAX_DECODE_QUERIES.
         chunk_tiles: By chunk: its tiles.
     """
 
-    decode_masks: tuple[torch.Tensor | None, ...]
+    decode_masks: tuple[torch.Tensor, ...]
     chunk_tiles: tuple[tuple[QueryTile, ...], ...]
 
 
