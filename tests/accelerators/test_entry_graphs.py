@@ -182,7 +182,7 @@ def write_glm(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("write", "unit", "num_drafts", "lengths"),
-    [(partial(write_tiny, **SHORT_V4), 32, 2, (5, 35)), (write_glm, 16, 0, (5, 7, 35))],
+    [(partial(write_tiny, **SHORT_V4), 32, 2, (5, 35)), (write_glm, 16, 2, (5, 35))],
     ids=["drafts", "chosen keys"],
 )
 def test_an_engine_answers_on_graphs_as_on_a_cpu(
