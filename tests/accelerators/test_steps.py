@@ -74,10 +74,11 @@ def make_pair(raw: dict[str, Any], **kwargs: Any) -> tuple[PagedHarness, PagedHa
 
 
 SCRIPT = [
-    # (request, tokens, wrong drafts of them): a prompt in chunks beside decodes and drafts.
+    # (request, tokens, wrong drafts of them): a prompt in chunks beside decodes and drafts, of which
+    # none stand, and some.
     [(0, 40, 0), (1, 9, 0)],
-    [(0, 20, 0), (1, 4, 2)],
-    [(0, 1, 0), (1, 1, 0)],
+    [(0, 20, 0), (2, 3, 2), (1, 4, 2)],
+    [(0, 1, 0), (1, 1, 0), (2, 1, 0)],
 ]
 
 

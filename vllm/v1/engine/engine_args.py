@@ -392,8 +392,10 @@ class EngineArgs:
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
         hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
         # Parsed for its errors too; the engine core parses it again where it is used.
-        parsed = resolve_model(read_architectures(hf_config)).parse_config(hf_config)
+        architectures = read_architectures(hf_config)
+        parsed = resolve_model(architectures).parse_config(hf_config)
         # Some files leave these to defaults, or nest them in a text part.
+        hf_config["architectures"] = architectures
         hf_config["vocab_size"] = parsed.vocab_size
         hf_config["max_position_embeddings"] = parsed.max_position_embeddings
         text_part = hf_config.get("text_config")
