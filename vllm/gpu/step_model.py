@@ -128,7 +128,8 @@ def make_graphed_step_model(
         kept = _make_draft_states(model, layout, kv_caches) if num_drafts else None
         settled = None
         if settles is not None and kept is not None:
-            replayed = SettleGraphs(kept, _choose_settled(sizes), num_drafts, device)
+            # Steps with more drafts are not replayed.
+            replayed = SettleGraphs(kept, _choose_settled(sizes), max(queries) - 1, device)
             settled = Settling(kept, replayed, settles)
         step_sizes = StepSizes(sizes, queries, max_tokens)
         entry_steps = EntryGraphs(model, layout, kv_caches, step_sizes, device, plan, settled)
