@@ -74,8 +74,8 @@ def make_pair(raw: dict[str, Any], **kwargs: Any) -> tuple[PagedHarness, PagedHa
 
 
 SCRIPT = [
-    # (request, tokens, wrong drafts of them): a prompt in chunks beside decodes and drafts, of which
-    # none stand, and some.
+    # (request, tokens, wrong drafts of them): a prompt in chunks beside decodes, and beside drafts
+    # of which none stand, or some.
     [(0, 40, 0), (1, 9, 0)],
     [(0, 20, 0), (2, 3, 2), (1, 4, 2)],
     [(0, 1, 0), (1, 1, 0), (2, 1, 0)],
