@@ -15,8 +15,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,12 +30,14 @@ import triton
 from benchmarks import gpu_packed
 from vllm.gpu.decode_graphs import CudaGraphDevice, choose_sizes
 from vllm.gpu.draws import draw_tokens
+from vllm.gpu.entry_graphs import block_layout
 from vllm.gpu.step_model import (
     can_replay,
     make_gpu_step_model,
     make_graphed_step_model,
     move_tables,
 )
+from vllm.model_executor.models.deepseek_v4.kv_cache import MTP_WINDOW
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops import decoder, reference
@@ -52,6 +54,8 @@ IS_INTERPRETED = launching.IS_INTERPRETED
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 # Relative distance of a family's logits, fp32, and a difference of two logits that decides nothing.
 _FAMILY_BOUND, _TIE = 1e-3, 1e-4
+# Of a request of a step with drafts; where a block makes them, one row after the other.
+NUM_DRAFTS = 2
 # Of a decode step that is replayed: no section's requests get longer.
 MOST_TOKENS = 2048
 # Of the models that are timed: prompts before decode steps, requests of a step, the prompt of
@@ -433,10 +437,16 @@ class Pages:
         device: Where it is.
         num_blocks: Blocks of each group.
         max_requests: Of a decode step that is replayed; 0: none is.
+        num_drafts: Of a request in such a step.
+        sizes: Requests of steps that are captured; empty: all up to ``max_requests``.
+        has_block: Whether the model's own block makes them.
 
     Attributes:
         graph_fault: Why no step is replayed, where it should be.
+        last_step: The requests of the last step, and its streams.
     """
+
+    last_step: tuple[list[RequestSlice], torch.Tensor]
 
     def __init__(
         self,
@@ -445,6 +455,10 @@ class Pages:
         device: torch.device,
         num_blocks: int,
         max_requests: int,
+        num_drafts: int = 0,
+        sizes: Sequence[int] = (),
+        *,
+        has_block: bool = False,
     ) -> None:
         entry = resolve_model(raw["architectures"])
         self.model, self.device = model, device
@@ -472,8 +486,10 @@ class Pages:
                     self.caches,
                     device,
                     CudaGraphDevice() if device.type == "cuda" else Again(),
-                    sizes=choose_sizes(max_requests),
+                    sizes=sizes or choose_sizes(max_requests),
                     max_tokens=min(MOST_TOKENS, num_blocks * size),
+                    num_drafts=num_drafts,
+                    has_block=has_block,
                 )
             except RuntimeError as error:  # must not hide what steps do without
                 self.graph_fault = f"not captured: {error}"
@@ -499,9 +515,19 @@ class Pages:
         return self._num_blocks * pieces * max(1, 32 // group.block_size)
 
     def step(
-        self, work: Sequence[tuple[int, list[int]]], steps: StepModel | None = None
+        self,
+        work: Sequence[tuple[int, list[int]]],
+        steps: StepModel | None = None,
+        num_drafts: int = 0,
     ) -> torch.Tensor:
-        """Runs (request, tokens) in one batch; returns the logits of each one's last row."""
+        """Runs (request, tokens) in one batch; returns the logits of each one's last row.
+
+        Args:
+            work: What to run; of each request's tokens up to ``num_drafts`` are drafts, which
+                stand.
+            steps: What runs it; None: whatever replays where it can.
+            num_drafts: Most drafts of a request.
+        """
         steps = steps or self.steps
         slices, tokens, positions, last = [], [], [], []
         for request, new in work:
@@ -515,7 +541,8 @@ class Pages:
                     tables[index].append(self._next[index])
                     self._next[index] += 1
             views = tuple(BlockTableView(0, np.array(ids, dtype=np.int64)) for ids in tables)
-            slices.append(RequestSlice(start, len(new), views))
+            drafts = min(num_drafts, len(new) - 1)
+            slices.append(RequestSlice(start, len(new), views, num_drafts=drafts))
             tokens += new
             positions += range(start, start + len(new))
             last.append(len(tokens) - 1)
@@ -531,6 +558,9 @@ class Pages:
             logits: torch.Tensor = steps.model.compute_logits(
                 streams[torch.tensor(last, device=self.device)]
             )
+            if num_drafts and steps.settle_drafts is not None:
+                steps.settle_drafts(slices, [item.num_drafts for item in slices])
+        self.last_step = slices, streams
         return logits
 
 
@@ -541,6 +571,8 @@ def generate(
     follow: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Answers greedily: prompts in chunks one by one, then all decode together.
+
+    In the first of these steps some requests have drafts besides, which stand.
 
     Args:
         pages: A model and its pages.
@@ -560,7 +592,9 @@ def generate(
     for number in range(num_tokens - 1):
         chosen = steps[-1].argmax(-1) if follow is None else follow[:, number]
         work = [(request, [token]) for request, token in enumerate(chosen.tolist())]
-        steps.append(pages.step(work).cpu())
+        if not number:
+            work = [(request, tokens + [3] * (request % 3)) for request, tokens in work]
+        steps.append(pages.step(work, num_drafts=NUM_DRAFTS).cpu())
     found = torch.stack(steps, 1)
     return found.argmax(-1), found
 
@@ -614,7 +648,7 @@ def _answer_twice(
     answers: list[tuple[torch.Tensor, torch.Tensor]] = []
     for where, ops in ((cpu, get_reference_op), (device, get_triton_op)):
         model = build_model(raw, torch.float32, where, ops)
-        pages = Pages(raw, model, where, 64, 4 if where.type == "cuda" else 0)
+        pages = Pages(raw, model, where, 64, 4 if where.type == "cuda" else 0, NUM_DRAFTS)
         if ops is get_reference_op:
             pages.steps = make_torch_step_model(model, cpu, pages.layout, pages.caches)
         follow = answers[0][0] if answers else None
@@ -944,7 +978,7 @@ def bench_packed(device: torch.device, short: bool) -> dict[str, Any]:
 def bench_small(device: torch.device, short: bool) -> dict[str, Any]:
     """Returns the figures of a Qwen3-0.6B-shaped model, and transformers' where it is there."""
     raw = choose_shape(QWEN3_SMALL, "qwen3")
-    found = bench_model(raw, device, bench_limits(device, short))
+    found = bench_model(raw, device, bench_limits(device, short), has_drafts=True)
     say(device, found)
     if short:
         return found
@@ -968,8 +1002,70 @@ def bench_gemma(device: torch.device, short: bool) -> dict[str, Any]:
 
 
 def bench_v4(device: torch.device, short: bool) -> dict[str, Any]:
-    """Returns the figures of a small DeepSeek-V4-shaped model."""
-    return bench_model(choose_shape(V4_SMALL, "deepseek-v4"), device, bench_limits(device, short))
+    """Returns the figures of a small DeepSeek-V4-shaped model, with drafts too."""
+    raw = choose_shape(V4_SMALL, "deepseek-v4")
+    found = bench_model(raw, device, bench_limits(device, short))
+    say(device, found)
+    return bench_drafts(raw, device, found)
+
+
+def bench_drafts(
+    raw: dict[str, Any], device: torch.device, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns what is found, and decode steps with drafts, which its own block makes, all right."""
+    model = build_model(
+        raw | {"num_nextn_predict_layers": 1}, torch.bfloat16, device, get_triton_op
+    )
+    for batch in _BATCHES:
+        pages = Pages(raw, model, device, 64 * 40, batch, NUM_DRAFTS, (batch,), has_block=True)
+        for request in range(batch):
+            list(draft(pages, [(request, [1] * _PROMPT)], pages.eager))
+        ways = {"no graphs": pages.eager}
+        if pages.steps is not pages.eager:
+            ways["graphs"] = pages.steps
+        elif pages.graph_fault:
+            found[f"drafts, batch {batch}, graphs"] = pages.graph_fault
+        seconds: dict[str, float] = {}
+        for name, steps in ways.items():
+            work = [(request, [1] * (1 + NUM_DRAFTS)) for request in range(batch)]
+            times = []
+            for _ in range(_NUM_STEPS):
+                wait(device)
+                begin = time.perf_counter()
+                for logits in draft(pages, work, steps):
+                    logits.argmax(-1).tolist()
+                times.append(time.perf_counter() - begin)
+            seconds[name] = statistics.median(times[5:])
+            found[f"{NUM_DRAFTS} drafts, batch {batch}, {name}, ms a step"] = 1000 * seconds[name]
+        if "graphs" in ways:
+            gain = seconds["no graphs"] / seconds["graphs"]
+            found[f"{NUM_DRAFTS} drafts, batch {batch}, graphs, times no graphs"] = gain
+        say(device, found)
+        del pages, ways, steps
+    return found
+
+
+def draft(
+    pages: Pages, work: Sequence[tuple[int, list[int]]], steps: StepModel
+) -> Iterator[torch.Tensor]:
+    """Runs a step, and its block on its rows and on one more for each further draft: logits."""
+    yield pages.step(work, steps)
+    slices, streams = pages.last_step
+    layout = block_layout(pages.layout)
+    group_id = pages.layout.group_of[MTP_WINDOW]
+    own = [replace(item, tables=(item.tables[group_id],)) for item in slices]
+    for _ in range(NUM_DRAFTS):
+        positions = np.concatenate([item.start + np.arange(item.num_tokens) for item in own])
+        next_ids = torch.ones(len(positions), dtype=torch.int64, device=pages.device)
+        ends = np.cumsum([item.num_tokens for item in own]) - 1
+        with torch.inference_mode():
+            meta = steps.build_metadata(own, layout)
+            at = torch.from_numpy(positions).to(pages.device)
+            streams = steps.model.forward_mtp(streams, next_ids, at, meta, pages.caches)
+            streams = streams[torch.from_numpy(ends).to(pages.device)]
+            logits = steps.model.compute_mtp_logits(streams)
+        yield logits
+        own = [replace(item, start=item.start + item.num_tokens, num_tokens=1) for item in own]
 
 
 def choose_shape(raw: dict[str, Any], family: str) -> dict[str, Any]:
@@ -978,9 +1074,20 @@ def choose_shape(raw: dict[str, Any], family: str) -> dict[str, Any]:
 
 
 def bench_model(
-    raw: dict[str, Any], device: torch.device, limits: dict[str, float]
+    raw: dict[str, Any],
+    device: torch.device,
+    limits: dict[str, float],
+    *,
+    has_drafts: bool = False,
 ) -> dict[str, Any]:
-    """Returns decode and prefill of a random bf16 model against the limits."""
+    """Returns decode and prefill of a random bf16 model against the limits.
+
+    Args:
+        raw: config.json.
+        device: Where it runs.
+        limits: Of the card.
+        has_drafts: Whether steps with drafts are timed too.
+    """
     model = build_model(raw, torch.bfloat16, device, get_triton_op)
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     # Rows by token id, and logits, which are those of the prompt's last row alone.
@@ -999,13 +1106,7 @@ def bench_model(
             found[f"batch {batch}, graphs"] = pages.graph_fault
         for name, steps in ways.items():
             work = [(request, [1]) for request in range(batch)]
-            times = []
-            for _ in range(_NUM_STEPS):
-                wait(device)
-                begin = time.perf_counter()
-                pages.step(work, steps).argmax(-1).tolist()
-                times.append(time.perf_counter() - begin)
-            seconds = statistics.median(times[5:])
+            seconds = time_steps(pages, work, steps)
             found[f"decode, batch {batch}, {name}, tokens/s"] = batch / seconds
             if batch == 1 and not has_experts:
                 share = num_bytes / seconds / 1e9 / limits["copy, GB/s"]
@@ -1021,6 +1122,9 @@ def bench_model(
         found[f"decode, batch {batch}, kernels, us"] = slowest
         say(device, found)
         del pages, ways, steps
+        if has_drafts:
+            found |= time_drafts(raw, model, device, batch)
+            say(device, found)
     pages = Pages(raw, model, device, _PREFILL // 32 + 2, 0)
 
     def prefill() -> None:
@@ -1035,6 +1139,37 @@ def bench_model(
         found["prefill, share of bf16 rate"] = rate / limits["bf16 product, TFLOP/s"]
     say(device, found)
     return found | {"prefill, kernels, us": find_slowest(prefill, device)}
+
+
+def time_steps(
+    pages: Pages, work: Sequence[tuple[int, list[int]]], steps: StepModel, num_drafts: int = 0
+) -> float:
+    """Returns the median seconds of a step again and again, its tokens on the host in the end."""
+    times = []
+    for _ in range(_NUM_STEPS):
+        wait(pages.device)
+        begin = time.perf_counter()
+        pages.step(work, steps, num_drafts).argmax(-1).tolist()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[5:])
+
+
+def time_drafts(
+    raw: dict[str, Any], model: Any, device: torch.device, batch: int
+) -> dict[str, Any]:
+    """Returns the milliseconds of steps whose requests all have drafts, replayed and not."""
+    pages = Pages(raw, model, device, 64 * 40, batch, NUM_DRAFTS, (batch,))
+    for request in range(batch):
+        pages.step([(request, [1] * _PROMPT)], pages.eager)
+    work = [(request, [1] * (1 + NUM_DRAFTS)) for request in range(batch)]
+    name = f"decode, batch {batch}, {NUM_DRAFTS} drafts"
+    eager = time_steps(pages, work, pages.eager, NUM_DRAFTS)
+    found: dict[str, Any] = {f"{name}, no graphs, ms": 1000 * eager}
+    if pages.steps is not pages.eager:
+        replayed = time_steps(pages, work, pages.steps, NUM_DRAFTS)
+        found[f"{name}, graphs, ms"] = 1000 * replayed
+        found[f"{name}, graphs, times no graphs"] = eager / replayed
+    return found
 
 
 def bench_transformers(raw: dict[str, Any], device: torch.device) -> dict[str, Any]:

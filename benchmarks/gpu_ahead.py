@@ -81,7 +81,15 @@ class Dispatcher:
 # -- what is launched -------------------------------------------------------------------------
 
 
-def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], most: int) -> None:
+def _run_model(
+    raw: dict[str, Any],
+    dtype: torch.dtype,
+    steps: list[list[int]],
+    most: int,
+    num_drafts: int = 0,
+    *,
+    has_block: bool = False,
+) -> None:
     """Runs steps of a model, given as the tokens of each request, and captures decode steps."""
     entry = resolve_model(raw["architectures"])
     with torch.inference_mode():
@@ -90,7 +98,12 @@ def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], 
         )
         pages = gpu.Pages(raw, model, META, 64 * 40, 0)
         for number, counts in enumerate(steps):
-            pages.step([(100 * number + r, [1] * count) for r, count in enumerate(counts)])
+            work = [(100 * number + r, [1] * count) for r, count in enumerate(counts)]
+            if has_block:
+                list(gpu.draft(pages, work, pages.eager))
+            else:
+                # Of the short ones all tokens but the first are drafts.
+                pages.step(work, num_drafts=num_drafts if max(counts) <= 1 + num_drafts else 0)
         if not can_replay(model, pages.layout):
             return
         make_graphed_step_model(
@@ -101,12 +114,15 @@ def _run_model(raw: dict[str, Any], dtype: torch.dtype, steps: list[list[int]], 
             Rehearsal(),
             sizes=gpu.choose_sizes(most),
             max_tokens=gpu.MOST_TOKENS,
+            num_drafts=num_drafts,
+            has_block=has_block,
         )
 
 
 def _run_family(family: str) -> None:
     raw = {**gpu.TINY, **gpu.FAMILIES[family]}
-    _run_model(raw, torch.float32, [[3], [4], [150], [65], [66], [1], [1, 1, 1]], 4)
+    steps = [[3], [4], [150], [65], [66], [1], [1, 1, 1]]
+    _run_model(raw, torch.float32, steps, 4, gpu.NUM_DRAFTS)
 
 
 def _run_invariance(family: str) -> None:
@@ -147,7 +163,26 @@ def list_rehearsals() -> Iterator[tuple[str, Callable[[], None]]]:
     }
     for name, raw in timed.items():
         steps = [[512], [1], [1] * 64, [4096]]
-        yield name, lambda raw=raw, steps=steps: _run_model(raw, torch.bfloat16, steps, 64)  # type: ignore[misc]
+        drafts = gpu.NUM_DRAFTS if name == "small" else 0
+        yield (
+            name,
+            lambda raw=raw, steps=steps, drafts=drafts: _run_model(  # type: ignore[misc]
+                raw, torch.bfloat16, steps, 64, drafts
+            ),
+        )
+    drafting = gpu.V4_SMALL | {"num_nextn_predict_layers": 1}
+    rows = 1 + gpu.NUM_DRAFTS
+    yield (
+        "v4 drafts",
+        lambda: _run_model(
+            drafting,
+            torch.bfloat16,
+            [[512], [rows], [rows] * 64],
+            64,
+            gpu.NUM_DRAFTS,
+            has_block=True,
+        ),
+    )
     for family in gpu.INVARIANT_FAMILIES:
         yield f"invariance {family}", lambda family=family: _run_invariance(family)  # type: ignore[misc]
 

@@ -253,6 +253,7 @@ _RELEASED: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
         "vocab_size": 248320,
+        "mtp_num_hidden_layers": 1,
     },
     "kimi-linear": {
         "hidden_size": 2304,
@@ -273,6 +274,28 @@ _RELEASED: dict[str, dict[str, Any]] = {
             "head_dim": 128,
             "num_heads": 32,
             "short_conv_kernel_size": 4,
+        },
+    },
+    "glm": {
+        "text_config": {
+            **gpu.FAMILIES["glm"]["text_config"],
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 64,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 256,
+            "v_head_dim": 256,
+            "n_routed_experts": 288,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "linear_head_dim": 128,
+            "linear_num_heads": 64,
+            "index_topk": 2048,
+            "index_head_dim": 128,
+            "index_n_heads": 32,
+            "vocab_size": 154880,
         },
     },
     "deepseek-v4": {
@@ -331,11 +354,20 @@ def run_family(family: str, dtype: torch.dtype) -> None:
         pages = gpu.Pages(raw, model, META, 1024, 0)
         pages.step([(0, [1] * 640)])
         pages.step([(0, [1] * 5), (1, [1] * 40), (2, [1])])
+        pages.step([(0, [1] * 4), (1, [1])], num_drafts=3)
         pages.step([(0, [1]), (1, [1])])
         pages.step([(0, [1])])
         assert can_replay(model, pages.layout), "its decode steps are not captured"
         make_graphed_step_model(
-            model, pages.layout, pages.caches, META, Rehearsal(), sizes=(1, 8), max_tokens=8192
+            model,
+            pages.layout,
+            pages.caches,
+            META,
+            Rehearsal(),
+            sizes=(1, 8),
+            max_tokens=8192,
+            num_drafts=3,
+            has_block=getattr(model, "drafter", None) is not None,
         )
 
 

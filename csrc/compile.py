@@ -42,7 +42,11 @@ _AMX = ["-mamx-tile", "-mamx-bf16", "-mamx-int8", *_AVX512]
 _KERNEL_SOURCES = ("bytes.cpp", "panels.cpp", "products.cpp", "decoder.cpp", "deepseek_v4.cpp")
 _KERNEL_SOURCES += ("recurrent.cpp", "sampling.cpp", "build.cpp")
 _PLAIN_SOURCES = ("pack_blocks.cpp", "prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
-_SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1"]
+_SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1"]
+# GCC takes many minutes for kernels whose every access is checked in line. What these two checks
+# of undefined behaviour find, the checks of addresses find too.
+_SANITISE += ["--param", "asan-instrumentation-with-call-threshold=0"]
+_SANITISE += ["-fno-sanitize=null,object-size"]
 
 
 _Job = TypeVar("_Job")

@@ -32,17 +32,24 @@ def ask(
     block_size: int,
     num_drafts: int = 0,
     lengths: Sequence[int] = (5, 35),
+    method: str = "mtp",
     **settings: Any,
 ) -> Answers:
-    """Asks an engine for answers; with drafts, for a few tokens more.
+    """Asks an engine for answers; with drafts, for a few tokens more, and of some for more yet.
 
     The last prompt, of ``lengths``, is asked again, and on.
     """
     prompts = [draw_prompt(length) for length in lengths]
-    params = SamplingParams(
-        temperature=0.0, max_tokens=NUM_ANSWER + 2 * num_drafts, ignore_eos=True, detokenize=False
-    )
-    drafts = {"method": "mtp", "num_speculative_tokens": num_drafts}
+    params = [
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=NUM_ANSWER + (2 + number) * num_drafts,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        for number in range(len(prompts))
+    ]
+    drafts = {"method": method, "num_speculative_tokens": num_drafts}
     with LLM(
         model=str(folder),
         block_size=block_size,
@@ -58,7 +65,7 @@ def ask(
             [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
         )
         again = [*prompts[-1], *draw_prompt(9)]
-        outputs += llm.generate([{"prompt_token_ids": again}], params, use_tqdm=False)
+        outputs += llm.generate([{"prompt_token_ids": again}], params[0], use_tqdm=False)
     return [
         (list(out.outputs[0].token_ids), out.num_cached_tokens, out.metrics.num_accepted_tokens)
         for out in outputs

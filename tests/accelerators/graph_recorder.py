@@ -127,6 +127,9 @@ class Recording(TorchDispatchMode):
 
     Args:
         lasting: Tensors that stay where they are.
+
+    Attributes:
+        num_replays: How often it was replayed.
     """
 
     def __init__(self, lasting: set[int]) -> None:
@@ -135,6 +138,7 @@ class Recording(TorchDispatchMode):
         self._entries: list[Callable[[], None]] = []
         self._made: list[torch.Tensor] = []
         self._is_in_kernel = False
+        self.num_replays = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -189,6 +193,7 @@ class Recording(TorchDispatchMode):
 
     def replay(self) -> None:
         """Run the step again; see ``Graph``."""
+        self.num_replays += 1
         for tensor in self._made:
             tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
         for entry in self._entries:
@@ -200,11 +205,14 @@ class GraphRecorder:
 
     Args:
         lasting: What lives as long as the model: modules, tensors, containers of them.
+
+    Attributes:
+        recordings: In the order in which they were captured.
     """
 
     def __init__(self, *lasting: Any) -> None:
         self._lasting = lasting
-        self.num_captured = 0
+        self.recordings: list[Recording] = []
 
     def capture(
         self, run: Callable[[], torch.Tensor], buffers: Sequence[torch.Tensor]
@@ -214,7 +222,7 @@ class GraphRecorder:
         recording = Recording(addresses)
         with launching_by(recording.launch), NoHostReads(), recording:
             result = run()
-        self.num_captured += 1
+        self.recordings.append(recording)
         return recording, result
 
     def allocated_bytes(self) -> int:

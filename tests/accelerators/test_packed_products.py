@@ -1,5 +1,9 @@
 """Products with packed matrices against the torch reference, which decodes them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,9 +24,24 @@ from vllm.model_executor.layers.quantization.storages import (
 from vllm.v1.attention.ops import decoder
 from vllm.v1.attention.ops import stored_products as by_torch
 from vllm.v1.attention.ops.stored import CodeKind, GatedExperts, Inputs, RowSource
+from vllm.v1.attention.ops.triton.launch import launching_by, run_kernel
 from vllm.v1.attention.ops.triton.registry import get_triton_op
 
 pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def count_launches() -> Iterator[list[str]]:
+    """Collects the names of the kernels that are launched inside."""
+    names: list[str] = []
+
+    def run(kernel: Any, grid: Any, args: Any, options: Any) -> None:
+        names.append(kernel.fn.__name__)
+        run_kernel(kernel, grid, args, options)
+
+    with launching_by(run):
+        yield names
+
 
 # Codes of six bits and FP8 panels are kept by CPUs alone.
 DEVICE_CASES = [case for case in CASES if case[0] not in ("int6", "e4m3")]
@@ -74,6 +93,21 @@ def test_products(
     narrow = x.bfloat16()
     expected = by_torch.stored_linear(narrow, source)
     assert_near(linear(narrow, source), expected)
+
+
+@pytest.mark.parametrize(("inputs", "group"), [("whole", 128), ("bytes by group", 64)])
+def test_sums_in_parts(inputs: Inputs, group: int) -> None:
+    """Of few rows each part is a program's; of many one program takes all, in the same order."""
+    width = 3000
+    source = make_packed("int4", 70, width, group, "f16", "zeros", is_ordered=inputs == "whole")
+    source.inputs = inputs
+    x = random(1, 40, width)
+    many = linear(x, source)
+    assert_near(many, by_torch.stored_linear(x, source))
+    for rows in (slice(0, 1), slice(3, 19)):
+        with count_launches() as names:
+            assert torch.equal(linear(x[rows], source), many[rows])
+        assert "_join_splits_kernel" in names
 
 
 @pytest.mark.parametrize("inputs", FORMS)

@@ -123,7 +123,9 @@ def test_requests_of_any_length(
     # Small pages of long contexts would need more blocks than there are.
     requests = requests if page_rows == 16 else [(start % 60, count) for start, count in requests]
     case = make_case(requests, window, page_rows, tile, dtype)
-    plan = ScorePlan(0.2, cap, window, tile, splits)
+    # Parts are kept of as many queries as a tile here may have.
+    places = min(tile, max(count for _, count in requests))
+    plan = ScorePlan(0.2, cap, window, tile, splits, places_per_tile=places)
     sinks = random(4, HEADS) if has_sinks else None
     output, sums = attend_pages(case.queries, case.own, case.cache, case.requests, plan, sinks)
     expected = attend_explicitly(case, plan, sinks)

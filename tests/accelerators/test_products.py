@@ -19,6 +19,7 @@ from vllm.v1.attention.ops.stored import (
 from vllm.v1.attention.ops.triton import products
 from vllm.v1.attention.ops.triton.experts import mix_gated_experts
 from vllm.v1.attention.ops.triton.registry import get_triton_op
+from vllm.v1.attention.ops.triton.routing import Splits, choose_splits
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +78,37 @@ def test_narrow_weights_and_types(rows: int, outs: int, groups: int) -> None:
     plain = random(6, outs, ins, dtype=torch.bfloat16)
     found = get_triton_op("project_to_logits")(x.bfloat16(), plain)
     assert_near(found, reference.linear(x.bfloat16().float(), plain.float()))
+
+
+def test_sums_in_parts() -> None:
+    """Of few rows each part is a program's; of many one program takes all, in the same order."""
+    codes = bytes_of(1, 20, 3000, high=126)
+    stack = StoredStack(FP8_BLOCKS, codes[None], random(2, 2, 30).abs()[None], (16, 100))
+    decoded = torch.empty(20, 3000)
+    decode_fp8_blocks(codes, stack.scales[0], (16, 100), 0, decoded)
+    x = random(3, 40, 3000)
+    many = products.stack_linear(x, stack)
+    assert_near(many, reference.linear(x, decoded))
+    wide = torch.zeros(16, 23)
+    for rows in (slice(0, 1), slice(5, 21)):
+        assert torch.equal(products.stack_linear(x[rows], stack), many[rows])
+    products.stack_linear(x[:16], stack, out=wide[:, :20])
+    assert torch.equal(wide[:, :20], many[:16])
+    assert not wide[:, 20:].any()
+
+
+def test_only_few_rows_of_a_narrow_matrix_are_split_among_programs() -> None:
+    def choose(num_rows: int, num_blocks: int, num_steps: int, is_invariant: bool = True) -> Splits:
+        return choose_splits(num_rows, num_blocks, num_steps, is_invariant=is_invariant)
+
+    assert choose(1, 64, 32) == Splits(8, 4, are_programs=True)
+    assert choose(17, 64, 32) == Splits(8, 4)
+    # Enough blocks of outputs, or too little to sum.
+    assert choose(1, 512, 32) == Splits(1, 32)
+    assert choose(1, 64, 7) == Splits(1, 7)
+    # No part is empty.
+    assert choose(1, 1, 45) == Splits(9, 5, are_programs=True)
+    assert choose(1, 64, 34) == Splits(7, 5, are_programs=True)
 
 
 @few

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.model_executor.models.hf_reference import (
     PARITY_CONFIGS,
@@ -81,3 +82,42 @@ def test_the_same_greedy_tokens_as_generate(
             outputs = llm.generate(prompts, params, use_tqdm=False)
             assert [list(o.outputs[0].token_ids) for o in outputs] == [want for _, want in answers]
             assert [output.num_cached_tokens for output in outputs] == expected_hits
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+def test_a_tied_head_that_is_stored_too(
+    own_head: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers unties matrices whose values differ, whatever config.json says."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.02")
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(config)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if own_head:
+        tensors["lm_head.weight"] = torch.randn(96, 32)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(tmp_path)
+    reference = LlamaForCausalLM.from_pretrained(tmp_path)
+    prompt = random_tokens(40, seed=3)
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        logits = reference(ids).logits[0, -1]
+    expected = int(logits.argmax())
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=0, detokenize=False)
+    with LLM(str(tmp_path), block_size=32, skip_tokenizer_init=True, use_tqdm_on_load=False) as llm:
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+    (logprobs,) = output.outputs[0].logprobs
+    assert list(logprobs) == [expected]
+    assert logprobs[expected].logprob == pytest.approx(
+        float(logits.log_softmax(-1)[expected]), abs=1e-4
+    )

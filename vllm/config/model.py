@@ -26,6 +26,9 @@ QUANTIZATIONS = (
     "fp8",
     "modelopt",
     "modelopt_fp4",
+    "auto-round",
+    "auto_round",
+    "inc",
     "gguf",
     "ascend",
 )
@@ -97,7 +100,7 @@ class ModelConfig:
     )
     enforce_eager: bool = option(
         False,
-        "Never capture graphs; so far only an Ascend NPU can (docs/ascend.md).",
+        "Never capture a decode step as a graph (docs/gpu.md, docs/ascend.md).",
         group=_GROUP,
     )
     enable_return_routed_experts: bool = False

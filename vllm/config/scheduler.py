@@ -47,8 +47,8 @@ class SchedulerConfig:
         None,
         "Schedule a step while the device runs the last one. Default: off.",
         group="scheduling",
-        more="The answers are the same. Off with drafts, KV connectors of other engines or "
-        "`--cache-trace`; steps with grammars, penalties or bad words wait (`docs/gpu.md`).",
+        more="The answers are the same. Off with drafts; steps with grammars, penalties or bad "
+        "words wait (`docs/gpu.md`).",
     )
     disable_hybrid_kv_cache_manager: bool | None = None
     scheduler_reserve_full_isl: bool = True

@@ -1,36 +1,38 @@
 """Decode steps replayed as CUDA graphs, one for each of a few batch sizes.
 
 A graph replays kernels on fixed addresses. What changes from step to step lies in buffers at such
-addresses: tokens, positions, and the tables of ``PagedTablesBuilder``. A step of n requests is
-filled up to the next size with rows of no request, which read and write no pages:
+addresses: tokens, positions, and the tables of ``PagedTablesBuilder``. A step of n rows is filled
+up to the next ``StepShape`` with rows of no token, which read and write no pages:
 
-    n requests -> size s >= n -> tables of s rows, uploaded -> replay graph s -> first n rows
+    n rows of r requests -> shape -> its tables, uploaded -> replay its graph -> first n rows
+
+Plain decode steps have shapes of a row a request. Those with drafts have others, whose rows the
+requests share as they need them, so that a step may mix requests with many drafts, few and none.
 
 Attention's grid does not depend on the length of contexts (their splits are fixed in number), so
 one graph serves all of them. A model with entries has graphs by the length of contexts too
-(``EntryTables``). All are captured at start, largest first, in one memory pool.
+(``entry_graphs``). All are captured at start, largest first, in one memory pool.
 """
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from vllm.logger import init_logger
-from vllm.v1.attention.entry_tables import DecodeShape, EntryTables, LaidOutStep, choose_limits
 from vllm.v1.attention.layout import CacheLayout
-from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
-from vllm.v1.attention.paged_tables import PagedTables, PagedTablesBuilder
+from vllm.v1.attention.paged_tables import PagedTables, PagedTablesBuilder, StepShape
 from vllm.v1.attention.step_tables import RequestSlice
 
 logger = init_logger(__name__)
 
 # A graph's kernels must be compiled and their workspaces be there before it is captured.
 _WARM_UPS = 2
+# Of steps with drafts: how many times more rows the next larger shape of as many requests has.
+_ROW_STEPS = 4
 
 
 class Graph(Protocol):
@@ -50,7 +52,7 @@ class GraphDevice(Protocol):
 
         Args:
             run: The step.
-            buffers: What the caller writes between replays.
+            buffers: What the step reads and writes that lives longer than it.
         """
 
     def allocated_bytes(self) -> int:
@@ -96,6 +98,18 @@ class CudaGraphDevice:
         self._captured.clear()
 
 
+class Captures(Protocol):
+    """Something of a few shapes that is captured."""
+
+    shapes: Sequence[Any]
+
+    def capture(self, graphs: GraphDevice, shape: Any) -> None:
+        """Capture one shape."""
+
+    def __len__(self) -> int:
+        """Return how many were captured."""
+
+
 @dataclass(frozen=True, slots=True)
 class _CapturedStep:
     graph: Graph
@@ -108,7 +122,7 @@ class CapturedSteps:
     Args:
         model: The model.
         kv_caches: Cache name -> pages.
-        max_requests: Of a step.
+        max_rows: Of a step.
         device: Where it runs.
 
     Owns: the graphs, and the tokens and positions that they read.
@@ -118,12 +132,12 @@ class CapturedSteps:
         self,
         model: Any,
         kv_caches: Mapping[str, torch.Tensor],
-        max_requests: int,
+        max_rows: int,
         device: torch.device,
     ) -> None:
         self._model, self._kv_caches = model, kv_caches
-        self._token_ids = torch.zeros(max_requests, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(max_requests, dtype=torch.int64, device=device)
+        self._token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._captured: dict[Hashable, _CapturedStep] = {}
 
     def __len__(self) -> int:
@@ -133,27 +147,27 @@ class CapturedSteps:
         self,
         graphs: GraphDevice,
         shape: Hashable,
-        num_requests: int,
+        num_rows: int,
         find_meta: Callable[[], Any],
-        tables: torch.Tensor,
+        buffers: Sequence[torch.Tensor],
     ) -> None:
         """Capture one step.
 
         Args:
             graphs: Captures.
             shape: Names it.
-            num_requests: Its rows.
+            num_rows: Its rows, those of no token too.
             find_meta: Returns what the model reads; what it computes is captured too.
-            tables: What the caller writes between replays.
+            buffers: Where the caller writes tables between replays, and what else lives longer.
         """
-        tokens, positions = self._token_ids[:num_requests], self._positions[:num_requests]
+        tokens, positions = self._token_ids[:num_rows], self._positions[:num_rows]
 
         def run() -> torch.Tensor:
             streams: torch.Tensor = self._model(tokens, positions, find_meta(), self._kv_caches)
             return streams
 
-        buffers = (self._token_ids, self._positions, tables)
-        self._captured[shape] = _CapturedStep(*graphs.capture(run, buffers))
+        lasting = (self._token_ids, self._positions, *buffers)
+        self._captured[shape] = _CapturedStep(*graphs.capture(run, lasting))
 
     def replay(
         self, shape: Hashable, token_ids: torch.Tensor, positions: torch.Tensor
@@ -165,6 +179,9 @@ class CapturedSteps:
         num_rows = len(token_ids)
         self._token_ids[:num_rows].copy_(token_ids, non_blocking=True)
         self._positions[:num_rows].copy_(positions, non_blocking=True)
+        if num_rows < len(captured.streams):
+            # Rows of no token are all of one: a router then sends them to the same few experts.
+            self._token_ids[num_rows : len(captured.streams)].zero_()
         captured.graph.replay()
         # The next replay writes here again; by then the logits of these rows are computed.
         return captured.streams[:num_rows]
@@ -176,6 +193,116 @@ def choose_sizes(max_requests: int) -> tuple[int, ...]:
     return tuple(sorted(sizes | {*range(8, max_requests + 1, 8), max_requests}, reverse=True))
 
 
+def choose_shapes(
+    sizes: Sequence[int], num_drafts: int = 0, max_rows: int = 0
+) -> tuple[StepShape, ...]:
+    """Return the shapes of decode steps to capture, the smallest first.
+
+    Args:
+        sizes: Numbers of requests.
+        num_drafts: Most drafts of a request; 0: there are none.
+        max_rows: Most tokens that a step may have; 0: any number.
+
+    With drafts a size has a shape with as many rows as there may be, and where these are many,
+    others with a quarter each: drafts that are looked up are often few.
+    """
+    shapes = {StepShape(1, size, size) for size in sizes}
+    rows_each = num_drafts + 1
+    while rows_each > 1:
+        for size in sizes:
+            num_rows = min(size * rows_each, max_rows or size * rows_each)
+            shapes.add(StepShape(num_drafts + 1, num_rows, size))
+        rows_each //= _ROW_STEPS
+    return tuple(sorted(shapes))
+
+
+class PagedSteps:
+    """Captured steps of one forward pass over pages, by ``StepShape``; and tables of any others.
+
+    Args:
+        run: The pass, on flat rows and their tables.
+        make_builder: Makes what builds its tables, on buffers of its own.
+        layout: Its KV groups.
+        kv_caches: Cache name -> pages.
+        shapes: Of the steps to capture.
+        max_blocks: Blocks of the longest request, of all groups together.
+        device: Where it runs.
+        inputs: What it reads besides tokens, positions and tables.
+
+    Owns: the graphs, and the tables that they read.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., torch.Tensor],
+        make_builder: Callable[[], PagedTablesBuilder],
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        shapes: Sequence[StepShape],
+        max_blocks: int,
+        device: torch.device,
+        *inputs: torch.Tensor,
+    ) -> None:
+        self.layout = layout
+        self.shapes: Sequence[StepShape] = tuple(sorted(shapes))
+        # Buffers of other steps may grow, and so move.
+        self._builder, self._other_builder = make_builder(), make_builder()
+        most = max(shape.num_rows for shape in shapes)
+        self.captured = CapturedSteps(run, kv_caches, most, device)
+        self._inputs = inputs
+        # Tables of any later step must fit: their address is in the graphs.
+        self._builder.fix(self.shapes, max_blocks)
+
+    def __len__(self) -> int:
+        return len(self.captured)
+
+    def capture(self, graphs: GraphDevice, shape: StepShape) -> None:
+        """Capture one shape."""
+        meta = self._builder([], self.layout, shape)
+        lasting = (*self._builder.buffers, *self._inputs)
+        self.captured.capture(graphs, shape, shape.num_rows, meta.itself, lasting)
+
+    def build_metadata(self, slices: Sequence[RequestSlice]) -> PagedTables:
+        """Return a step's tables; those of a step that fits in a shape are filled up to it."""
+        kept = [item for item in slices if item.num_tokens]
+        shape = self._find_shape([item.num_tokens for item in kept])
+        builder = self._other_builder if shape is None else self._builder
+        return builder(kept, self.layout, shape)
+
+    def _find_shape(self, counts: Sequence[int]) -> StepShape | None:
+        """Returns the smallest captured shape of a step with so many tokens of each request."""
+        if not counts or not len(self.captured):
+            return None
+        most_tokens, num_rows, num_requests = max(counts), sum(counts), len(counts)
+        for shape in self.shapes:
+            if (
+                shape.most_tokens >= most_tokens
+                and shape.num_rows >= num_rows
+                and shape.num_requests >= num_requests
+            ):
+                return shape
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingBlock:
+    """A model's own block that drafts.
+
+    Attributes:
+        make_builder: Makes what builds its tables, on buffers of its own.
+        layout: The group of its cache, as its proposer has it.
+        shapes: Of its steps to capture.
+        width: Values of a stream.
+        dtype: Of them.
+    """
+
+    make_builder: Callable[[], PagedTablesBuilder]
+    layout: CacheLayout
+    shapes: Sequence[StepShape]
+    width: int
+    dtype: torch.dtype
+
+
 class DecodeGraphs:
     """A paged model whose decode steps are replayed; other steps run as they are.
 
@@ -184,11 +311,13 @@ class DecodeGraphs:
         make_builder: Makes what builds its tables, on buffers of its own.
         layout: Its KV groups.
         kv_caches: Cache name -> pages.
-        sizes: Batch sizes to capture.
+        shapes: Of the steps to capture.
         max_blocks: Blocks of the longest request, of all groups together.
         device: Where it runs.
+        block: The model's block that drafts, where it does: its steps are replayed too.
+        settling: What settles drafts, to be captured behind the steps; None: nothing does.
 
-    Owns: the graphs, and the tables of decode steps that they read.
+    Owns: the graphs, and what they read.
     """
 
     def __init__(
@@ -197,42 +326,52 @@ class DecodeGraphs:
         make_builder: Callable[[], PagedTablesBuilder],
         layout: CacheLayout,
         kv_caches: Mapping[str, torch.Tensor],
-        sizes: Sequence[int],
+        shapes: Sequence[StepShape],
         max_blocks: int,
         device: torch.device,
+        block: DraftingBlock | None = None,
+        settling: Captures | None = None,
     ) -> None:
-        self._model, self._layout = model, layout
-        # Buffers of other steps may grow, and so move.
-        self._builder, self._other_builder = make_builder(), make_builder()
-        self._sizes = tuple(sorted(sizes))
-        most = self._sizes[-1]
-        self._steps = CapturedSteps(model, kv_caches, most, device)
-        # Tables of any later step must fit: their address is in the graphs.
-        num_groups = len(layout.groups)
-        self._builder.reserve(most * (6 + 5 * num_groups + max_blocks) + 1)
+        self._model, self._settling = model, settling
+        self._steps = PagedSteps(model, make_builder, layout, kv_caches, shapes, max_blocks, device)
+        self._block: PagedSteps | None = None
+        if block is not None:
+            most = max(shape.num_rows for shape in block.shapes)
+            self._streams = torch.zeros((most, block.width), dtype=block.dtype, device=device)
+            self._block = PagedSteps(
+                self._run_block,
+                block.make_builder,
+                block.layout,
+                kv_caches,
+                block.shapes,
+                max_blocks,
+                device,
+                self._streams,
+            )
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Captured sizes, in order."""
-        return self._sizes if len(self._steps) else ()
+    def shapes(self) -> Sequence[StepShape]:
+        """Those of the model's steps, the smallest first."""
+        return self._steps.shapes
 
     @torch.inference_mode()
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
-        """Capture every size; the log says what they took."""
-        with _telling_of(graphs, self._steps):
-            for number, size in enumerate(self._sizes[::-1], 1):
+        """Capture every shape; the log says what they took."""
+        parts: list[Captures | None] = [self._steps, self._block, self._settling]
+        own = [steps for steps in parts if steps is not None]
+        pairs = [(steps, shape) for steps in own for shape in steps.shapes[::-1]]
+        with telling_of(graphs, *own):
+            for number, (steps, shape) in enumerate(pairs, 1):
                 if shows_progress:
-                    _show_progress(number, len(self._sizes))
-                meta = self._builder([], self._layout, size)
-                self._steps.capture(graphs, size, size, meta.itself, self._builder.buffer)
+                    show_progress(number, len(pairs))
+                steps.capture(graphs, shape)
 
     def build_metadata(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> PagedTables:
-        """Return a step's tables; a decode step's are filled up to a captured size."""
-        kept = [item for item in slices if item.num_tokens]
-        size = 0
-        if kept and all(item.num_tokens == 1 for item in kept):
-            size = next((size for size in self.sizes if size >= len(kept)), 0)
-        return (self._builder if size else self._other_builder)(kept, layout, size)
+        """Return a step's tables; a decode step's are filled up to a captured shape."""
+        if layout is self._steps.layout or self._block is None:
+            return self._steps.build_metadata(slices)
+        assert layout == self._block.layout, "neither the model's caches nor its block's"
+        return self._block.build_metadata(slices)
 
     def __call__(
         self,
@@ -242,8 +381,7 @@ class DecodeGraphs:
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """As the model."""
-        size = meta.num_tokens if meta.is_decode else None
-        streams = self._steps.replay(size, token_ids, positions)
+        streams = self._steps.captured.replay(meta.shape, token_ids, positions)
         if streams is None:
             streams = self._model(token_ids, positions, meta, kv_caches)
         return streams
@@ -253,117 +391,58 @@ class DecodeGraphs:
         logits: torch.Tensor = self._model.compute_logits(streams)
         return logits
 
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model."""
+        normed: torch.Tensor = self._model.norm_streams(streams)
+        return normed
 
-class EntryGraphs:
-    """A model with windows and entries whose decode steps are replayed; others run as they are.
-
-    Args:
-        model: The model; an MTP block that it has runs as it is.
-        layout: Its KV groups.
-        kv_caches: Cache name -> pages.
-        sizes: Batch sizes to capture.
-        max_tokens: Of a context.
-        device: Where it runs.
-
-    Owns: the graphs, and the tables of decode steps that they read.
-    """
-
-    def __init__(
+    def forward_mtp(
         self,
-        model: Any,
-        layout: CacheLayout,
-        kv_caches: Mapping[str, torch.Tensor],
-        sizes: Sequence[int],
-        max_tokens: int,
-        device: torch.device,
-    ) -> None:
-        self._model, self._layout, self._device = model, layout, device
-        self._shapes = find_shapes(layout, sizes, max_tokens)
-        most = max(sizes)
-        self._tables = EntryTables(layout, most, max_tokens, device)
-        self._steps = CapturedSteps(model, kv_caches, most, device)
-
-    @torch.inference_mode()
-    def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
-        """Capture every shape; the log says what they took."""
-        with _telling_of(graphs, self._steps):
-            for number, shape in enumerate(self._shapes[::-1], 1):
-                if shows_progress:
-                    _show_progress(number, len(self._shapes))
-                self._tables.lay_out([], shape)
-                self._steps.capture(
-                    graphs,
-                    shape,
-                    shape.num_requests,
-                    partial(self._tables.expand, shape),
-                    self._tables.buffer,
-                )
-
-    def build_metadata(
-        self, slices: Sequence[RequestSlice], layout: CacheLayout
-    ) -> StepMetadata | LaidOutStep:
-        """Return a step's tables; a decode step's are filled up to a captured shape."""
-        kept = [item for item in slices if item.num_tokens]
-        is_plain = kept and all(
-            item.num_tokens == 1 and max(item.write_from, default=0) <= item.start for item in kept
-        )
-        if is_plain and layout is self._layout:
-            longest = max(item.start for item in kept) + 1
-            for shape in self._shapes:
-                if shape.num_requests >= len(kept) and shape.limit >= longest:
-                    return self._tables.lay_out(kept, shape)
-        return build_step_metadata(kept, layout, self._device)
-
-    def __call__(
-        self,
-        token_ids: torch.Tensor,
+        streams: torch.Tensor,
+        next_token_ids: torch.Tensor,
         positions: torch.Tensor,
-        meta: StepMetadata | LaidOutStep,
+        meta: PagedTables,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """As the model."""
-        streams: torch.Tensor | None
-        if isinstance(meta, LaidOutStep):
-            streams = self._steps.replay(meta.shape, token_ids, positions)
-            assert streams is not None, f"{meta.shape} was not captured"
-        else:
-            streams = self._model(token_ids, positions, meta, kv_caches)
-        return streams
-
-    def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
-        """As the model; the rows are the sampler's."""
-        logits: torch.Tensor = self._model.compute_logits(streams)
-        return logits
-
-    def forward_mtp(self, *arguments: Any) -> torch.Tensor:
-        """As the model."""
-        streams: torch.Tensor = self._model.forward_mtp(*arguments)
-        return streams
+        drafted: torch.Tensor | None = None
+        if self._block is not None and meta.shape is not None:
+            self._streams[: len(streams)].copy_(streams)
+            drafted = self._block.captured.replay(meta.shape, next_token_ids, positions)
+        if drafted is None:
+            drafted = self._model.forward_mtp(streams, next_token_ids, positions, meta, kv_caches)
+        return drafted
 
     def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """As the model."""
         logits: torch.Tensor = self._model.compute_mtp_logits(streams)
         return logits
 
-
-def find_shapes(
-    layout: CacheLayout, sizes: Sequence[int], max_tokens: int
-) -> tuple[DecodeShape, ...]:
-    """Return the shapes of decode steps, the smallest first."""
-    limits = choose_limits(max_tokens, max(group.ratio for group in layout.groups))
-    return tuple(sorted(DecodeShape(size, limit) for size in sizes for limit in limits))
+    def _run_block(
+        self,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: PagedTables,
+        kv_caches: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        streams = self._streams[: len(next_token_ids)]
+        drafted: torch.Tensor = self._model.forward_mtp(
+            streams, next_token_ids, positions, meta, kv_caches
+        )
+        return drafted
 
 
 @contextmanager
-def _telling_of(graphs: GraphDevice, steps: CapturedSteps) -> Iterator[None]:
-    """Has the log say what the graphs that are captured inside took."""
+def telling_of(graphs: GraphDevice, *steps: Sized) -> Iterator[None]:
+    """Have the log say what the graphs that are captured inside took."""
     before = graphs.allocated_bytes()
     yield
     taken = graphs.allocated_bytes() - before
-    logger.info("decode graphs: %d, %.1f MiB", len(steps), taken / 2**20)
+    count = sum(map(len, steps))
+    logger.info("decode graphs: %d, %.1f MiB", count, taken / 2**20)
 
 
-def _show_progress(number: int, count: int) -> None:
-    """Writes which graph is being captured over the line before; the last one ends the line."""
+def show_progress(number: int, count: int) -> None:
+    """Write which graph is being captured over the line before; the last one ends the line."""
     end = "\n" if number == count else ""
     print(f"\rCapturing decode graphs: {number} of {count}", end=end, file=sys.stderr, flush=True)

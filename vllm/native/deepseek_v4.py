@@ -12,7 +12,7 @@ from vllm.model_executor.models.deepseek_v4.attention import DeepseekV4Attention
 from vllm.model_executor.models.deepseek_v4.block import DeepseekV4Block
 from vllm.model_executor.models.deepseek_v4.compressor import Compressor as TorchCompressor
 from vllm.model_executor.models.deepseek_v4.entries import AllEntries, ChosenEntries
-from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
+from vllm.model_executor.models.deepseek_v4.kv_cache import MTP_WINDOW, LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.native import structs
@@ -140,7 +140,7 @@ class NativeDeepseekV4:
             norm_eps=config.rms_norm_eps,
         )
         mtp = model.mtp
-        if mtp is not None and "mtp.0.attn.window" in bind.kv_caches:
+        if mtp is not None and MTP_WINDOW in bind.kv_caches:
             block = _LayerBinder(mtp.block, "mtp.0", bind, group=0).bind()
             struct.mtp = ctypes.pointer(block)
             struct.mtp_e_proj = bind.linear(mtp.e_proj)

@@ -15,11 +15,15 @@ from vllm.config.observability import ObservabilityConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.cache_trace import make_scheduler
+from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker.step_in_flight import FinishedStep
 
 SMALL_V4: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"],
@@ -108,6 +112,9 @@ class RecordedRun:
         self._hasher = get_request_block_hasher(plan.unit, hash_fn)
         self._rng = random.Random(seed)
         self._holds = holds
+        self._ahead: StepAhead | None = None
+        if isinstance(self.scheduler, AsyncScheduler):
+            self._ahead = StepAhead(self.scheduler, self)  # type: ignore[arg-type]
         self._num_drafts = config.num_speculative_tokens
         self.prompts: list[list[int]] = []
         self._count = 0
@@ -116,7 +123,7 @@ class RecordedRun:
 
     def run(self, num_requests: int) -> None:
         """Serve so many requests, some of them side by side."""
-        while self._count < num_requests or self.scheduler.has_unfinished_requests():
+        while self._count < num_requests or self.has_work():
             if self._count < num_requests and self._rng.random() < 0.35:
                 for _ in range(self._rng.choice((1, 1, 2, 6))):
                     self._add()
@@ -127,6 +134,11 @@ class RecordedRun:
             self._disturb()
             self.step()
         self.scheduler.shutdown()
+
+    def has_work(self) -> bool:
+        """Whether requests wait or run, or a step does."""
+        is_ahead = self._ahead is not None and self._ahead.is_in_flight
+        return is_ahead or self.scheduler.has_unfinished_requests()
 
     def _add(self, *, is_short: bool = False) -> None:
         rng = self._rng
@@ -190,14 +202,31 @@ class RecordedRun:
 
     def step(self) -> None:
         """One step, with random tokens; some of them end their answers."""
-        rng, scheduler = self._rng, self.scheduler
+        scheduler, ahead, settled = self.scheduler, self._ahead, None
+        if ahead is not None:
+            if ahead.take_untold() is not None:
+                return
+            settled = ahead.settle_if_needed()
         step = scheduler.schedule()
         self.num_preemptions += len(step.preempted_req_ids or ())
         for new in step.scheduled_new_reqs:
             stats = scheduler.requests[new.req_id].prefill_stats
             if stats is not None and new.req_id not in self.cached:
                 self.cached[new.req_id] = stats.num_cached_tokens
-        sampled, drafted = [], []
+        if ahead is not None:
+            ahead.begin(step, settled)
+            return
+        scheduler.update_from_output(step, self._draw_tokens(step))
+        if self._num_drafts:
+            self._draw_drafts(step)
+
+    def begin_model(self, step: SchedulerOutput) -> FinishedStep:
+        """Run a step, as an executor would."""
+        return FinishedStep(self._draw_tokens(step))
+
+    def _draw_tokens(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        rng, scheduler = self._rng, self.scheduler
+        sampled = []
         for request_id in step.num_scheduled_tokens:
             if scheduler.requests[request_id].is_prefill_chunk:
                 sampled.append([])
@@ -205,14 +234,19 @@ class RecordedRun:
             drafts = step.scheduled_spec_decode_tokens.get(request_id, [])
             count = 1 + rng.randint(0, len(drafts))
             sampled.append([self._draw_token() for _ in range(count)])
-            drafted.append(request_id)
         ids = list(step.num_scheduled_tokens)
-        result = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
-        scheduler.update_from_output(step, result)
-        if self._num_drafts:
-            counts = [rng.choice((self._num_drafts,) * 3 + (0,)) for _ in drafted]
-            news = [[rng.randrange(900) for _ in range(n)] for n in counts]
-            scheduler.update_draft_token_ids(DraftTokenIds(drafted, news))
+        return ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
+
+    def _draw_drafts(self, step: SchedulerOutput) -> None:
+        rng, scheduler = self._rng, self.scheduler
+        drafted = [
+            name
+            for name in step.num_scheduled_tokens
+            if name in scheduler.requests and not scheduler.requests[name].is_prefill_chunk
+        ]
+        counts = [rng.choice((self._num_drafts,) * 3 + (0,)) for _ in drafted]
+        news = [[rng.randrange(900) for _ in range(n)] for n in counts]
+        scheduler.update_draft_token_ids(DraftTokenIds(drafted, news))
 
 
 def make_prompt(seed: int, length: int) -> list[int]:

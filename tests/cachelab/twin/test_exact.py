@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from tests.cachelab.twin.recorded_run import SMALL_LLAMA, RecordedRun, small_settings
+from vllm.cachelab.trace.events import Begun
 from vllm.cachelab.twin.exact import ExactTwin
 from vllm.cachelab.twin.trace_file import CacheTrace, read_trace
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.request import RequestStatus
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
+AHEAD = {"max_num_batched_tokens": 512, "max_num_seqs": 24, "async_scheduling": True}
 CASES: dict[str, dict[str, Any]] = {
     "auto": {},
     "interval 0": {"interval": "0"},
@@ -23,6 +25,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ngram": {"speculative": {"model": "ngram", "method": "ngram", "num_speculative_tokens": 3}},
     "whole blocks": {"hf_config": SMALL_LLAMA, "block_size": 16, "num_blocks": 200},
     "off": {"enable_prefix_caching": False},
+    "ahead": {"scheduler": AHEAD},
+    "ahead, whole blocks": {"scheduler": AHEAD, "hf_config": SMALL_LLAMA, "block_size": 16},
 }
 
 
@@ -43,6 +47,7 @@ def test_every_request_hits_as_it_did(case: str, tmp_path: Path) -> None:
     assert run.num_aborts
     assert run.num_resets
     trace = read_trace(path, is_strict=True)
+    assert any(isinstance(event, Begun) for event in trace.events) == case.startswith("ahead")
     assert _twin(trace) == run.cached
     recorded = {r.request_id: r.cached_tokens for r in trace.requests.values()}
     assert {name: recorded[name] for name in run.cached} == run.cached

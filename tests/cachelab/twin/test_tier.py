@@ -109,8 +109,9 @@ def live_twice(folder: Path, **arguments: Any) -> dict[str, int]:
         ({}, {}),
         ({"cpu_bytes_to_use": "2MiB", "warm": 2}, {"speculative_config": MTP}),
         ({"always_restore": False, "store_threshold": 2}, {}),
+        ({"cpu_bytes_to_use": "2MiB"}, {"async_scheduling": True}),
     ],
-    ids=["disk", "disk and host, MTP", "selective"],
+    ids=["disk", "disk and host, MTP", "selective", "disk and host, a step ahead"],
 )
 def test_every_request_hits_what_it_hit(
     tmp_path: Path, extra: dict[str, Any], more: dict[str, Any]

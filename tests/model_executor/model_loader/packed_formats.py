@@ -31,9 +31,12 @@ class Format:
     rounds_inputs: bool = False
     block: int = 0  # rows and columns under one scale, by the name of fp8 alone
     is_whole: bool = False  # one scale for the matrix, and scales fixed beforehand for its inputs
+    by_auto_round: bool = False  # described, and packed, as AutoRound does
 
     def config(self) -> dict[str, Any]:
         """Returns the quantization_config."""
+        if self.by_auto_round:
+            return self._auto_round_config()
         if self.block:
             return {
                 "quant_method": "fp8",
@@ -104,6 +107,26 @@ class Format:
             },
         }
 
+    def _auto_round_config(self) -> dict[str, Any]:
+        own = "auto_round:auto_gptq" if self.adds_one else "auto_round"
+        packing, kind = {
+            "gptq": (own, "int"),
+            "awq": ("auto_round:auto_awq", "int"),
+            "fp8": ("auto_round:fp8_static", "fp"),
+            "mxfp4": ("auto_round:llm_compressor", "mx_fp"),
+            "nvfp4": ("auto_round:llm_compressor", "nv_fp"),
+        }[self.method]
+        return {
+            "quant_method": "auto-round",
+            "packing_format": packing,
+            "bits": self.bits,
+            "group_size": self.group or -1,
+            "sym": self.is_symmetric,
+            "data_type": kind,
+            "block_name_to_quantize": "model.layers",
+            "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}},
+        }
+
 
 FORMATS = {
     "w4a16": Format("packed", scale_type=torch.bfloat16),
@@ -125,6 +148,12 @@ FORMATS = {
     "gptq-asymmetric": Format("gptq", group=16, is_symmetric=False),
     "gptq-order": Format("gptq", group=16, is_symmetric=False, has_order=True),
     "gptq-v2-8bit": Format("gptq", bits=8, group=0, adds_one=False, is_symmetric=False),
+    "auto-round": Format("gptq", group=16, adds_one=False, is_symmetric=False, by_auto_round=True),
+    "auto-round-gptq": Format("gptq", group=16, by_auto_round=True),
+    "auto-round-awq": Format("awq", group=16, is_symmetric=False, by_auto_round=True),
+    "auto-round-fp8": Format("fp8", bits=8, group=0, by_auto_round=True),
+    "auto-round-mxfp4": Format("mxfp4", group=32, by_auto_round=True),
+    "auto-round-nvfp4": Format("nvfp4", group=16, by_auto_round=True),
 }
 
 
@@ -154,7 +183,8 @@ def encode(
     if form.method == "fp8":
         scale = (weight.abs().amax(1, keepdim=True) / 448).to(form.scale_type)
         codes = (weight / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
-        return {"weight": codes, "weight_scale": scale}, codes.float() * scale.float()
+        stored = scale[:, 0] if form.by_auto_round else scale
+        return {"weight": codes, "weight_scale": stored}, codes.float() * scale.float()
     if form.method in ("nvfp4", "modelopt", "mxfp4", "mxfp8"):
         return _encode_small_floats(form, weight)
     group = form.group or columns

@@ -179,6 +179,74 @@ def test_gptq_patterns_override_or_leave_out() -> None:
     assert find({**declared, "lm_head": True}, "lm_head").bits == 4
 
 
+def auto_round(**values: Any) -> dict[str, Any]:
+    own = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}
+    return {**own, "data_type": "int", "packing_format": "auto_round:auto_gptq", **values}
+
+
+@pytest.mark.parametrize(
+    ("values", "scheme"),
+    [
+        ({}, WeightScheme("gptq", 4, 128, False, adds_one=True)),
+        ({"packing_format": "auto_round"}, WeightScheme("gptq", 4, 128, False)),
+        ({"packing_format": None}, WeightScheme("gptq", 4, 128, False)),
+        (
+            {"packing_format": None, "backend": "auto_round:gptq:exllamav2", "bits": 8},
+            WeightScheme("gptq", 8, 128, False, adds_one=True),
+        ),
+        (
+            {"packing_format": None, "backend": "auto_round:exllamav2"},
+            WeightScheme("gptq", 4, 128, False),
+        ),
+        ({"packing_format": "auto_round:auto_awq"}, WeightScheme("awq", 4, 128)),
+        ({"data_type": "mx_fp", "group_size": 32}, WeightScheme("mxfp4", 4, 32)),
+        ({"data_type": "mx_fp", "bits": 8, "group_size": 32}, WeightScheme("mxfp8", 8, 32)),
+        ({"data_type": "nv_fp", "group_size": 16}, WeightScheme("nvfp4", 4, 16)),
+        ({"data_type": "fp", "bits": 8, "group_size": -1}, WeightScheme("fp8", 8)),
+        (
+            {"data_type": "fp", "bits": 8, "group_size": [128, 64]},
+            WeightScheme("fp8", 8, block=(128, 64)),
+        ),
+        (
+            {
+                "packing_format": "auto_round:llm_compressor",
+                "bits": 8,
+                "group_size": -1,
+                "act_bits": 8,
+            },
+            WeightScheme("int8", 8, inputs="bytes by row"),
+        ),
+    ],
+)
+def test_auto_round_packs_as_others_do(values: dict[str, Any], scheme: WeightScheme) -> None:
+    assert find(auto_round(**values)) == scheme
+
+
+def test_auto_round_has_modules_that_differ() -> None:
+    own = {
+        "model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 32},
+        r".*layers\.1\..*proj": {"bits": 16},
+    }
+    declared = auto_round(extra_config=own)
+    down = find(declared, "model.layers.0.mlp.down_proj")
+    assert (down.bits, down.group) == (8, 32)
+    assert find(declared, "model.layers.0.mlp.up_proj").bits == 4
+    assert find(declared, "model.layers.1.self_attn.q_proj") is None
+    assert find(declared, "model.layers.11.self_attn.q_proj").bits == 4
+    assert find(declared, "lm_head") is None
+    assert find(auto_round(extra_config={"lm_head": {"bits": 4}}), "lm_head").bits == 4
+
+
+def test_auto_round_inputs_are_taken_as_they_are_and_said_so() -> None:
+    rounded = auto_round(data_type="mx_fp", act_bits=4, act_data_type="mx_fp")
+    found = read_quantization({"quantization_config": rounded})
+    assert found is not None
+    assert [note for note in found.notes if "floats of 4 bits" in note] == list(found.notes)
+    plain = read_quantization({"quantization_config": auto_round(act_bits=16)})
+    assert plain is not None
+    assert plain.notes == ()
+
+
 def test_awq_leaves_modules_out_by_their_names() -> None:
     declared = {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["mlp.gate", "visual"]}
     assert find(declared, "model.layers.2.mlp.gate") is None
@@ -306,6 +374,16 @@ def test_other_descriptions_are_left_to_the_tensors() -> None:
         ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "groups of 100 inputs"),
         ({"quant_method": "gptq", "bits": 4, "format": "marlin"}, "GPTQ's layout 'marlin'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "FP8 of the kind 'e5m2'"),
+        (auto_round(bits=2), "AutoRound of 2 bits of the kind 'int'"),
+        (auto_round(data_type="mx_int"), "of 4 bits of the kind 'mx_int'"),
+        (auto_round(packing_format="auto_round:auto_awq", bits=8), "AWQ of 8 bits"),
+        (auto_round(packing_format="marlin"), "AutoRound's packing 'marlin'"),
+        (auto_round(rotation_config={"block_size": 32}), "turned while it runs .'rotation_config'"),
+        (auto_round(spinquant_config={"r1": True}), "turned while it runs .'spinquant_config'"),
+        (
+            auto_round(extra_config={"model.layers.0.mlp.up_proj": {"bits": 3}}),
+            r"extra_config\.model\.layers\.0\.mlp\.up_proj asks for AutoRound of 3 bits",
+        ),
     ],
 )
 def test_what_is_not_served_is_named(declared: dict[str, Any], reason: str) -> None:
@@ -324,6 +402,10 @@ def test_what_is_not_served_is_named(declared: dict[str, Any], reason: str) -> N
         {"quant_method": "gptq", "bits": "four"},
         {"quant_method": "gptq", "bits": True},
         {"quant_method": "fp8", "weight_block_size": [128]},
+        auto_round(extra_config={"lm_head": 4}),
+        auto_round(extra_config={"(": {"bits": 16}}),
+        auto_round(group_size=[128, 128]),
+        auto_round(data_type="fp", bits=8, group_size=[0, 128]),
     ],
 )
 def test_what_makes_no_sense_is_named(declared: Any) -> None:
@@ -334,5 +416,6 @@ def test_what_makes_no_sense_is_named(declared: Any) -> None:
 def test_names_people_type() -> None:
     check_named_method("awq_marlin", "awq")
     check_named_method("modelopt_fp4", "modelopt")
+    check_named_method("inc", "auto-round")
     with pytest.raises(ConfigError, match="the checkpoint holds weights quantised by gptq"):
         check_named_method("awq", "gptq")

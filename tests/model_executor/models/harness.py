@@ -177,7 +177,8 @@ class PagedHarness:
                 item.num_drafts - num_wrong
                 for item, num_wrong in zip(slices, rejected, strict=True)
             ]
-            self.steps.settle_drafts(slices, stand)
+            with torch.inference_mode():
+                self.steps.settle_drafts(slices, stand)
         for (sequence, count), num_wrong in zip(work, rejected, strict=True):
             sequence.num_computed += count - num_wrong
         self.last_streams, self.last_meta, self.last_slices = streams, meta, slices

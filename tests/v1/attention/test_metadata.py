@@ -11,6 +11,7 @@ import torch
 from vllm.exceptions import InvariantError
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.metadata import BlockTableView, RequestSlice, build_step_metadata
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
 from vllm.v1.attention.step_tables import PageRows, StepMetadata
 
 WINDOW = 12
@@ -188,6 +189,7 @@ def test_each_query_sees_exactly_its_keys(seed: int, ratio: int, dense_group: in
     rows = list(flat_rows(work))
     plan = meta.plans[WINDOW, ratio]
     seen: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
+    nobody = (-1, -1)
     for index, decode in enumerate(meta.decodes):
         flat = list(range(len(rows))) if decode.rows is None else decode.rows.tolist()
         kept = range(len(flat)) if decode.kept is None else decode.kept.tolist()
@@ -207,19 +209,20 @@ def test_each_query_sees_exactly_its_keys(seed: int, ratio: int, dense_group: in
             b, q = divmod(padded, decode.num_queries)
             request, position = rows[flat[padded]]
             own = [rows[row] for row in flat[b * decode.num_queries :][: decode.num_queries]]
-            keys = entry_keys[b * num_entries : (b + 1) * num_entries]
-            keys = keys + window_keys[b * width : (b + 1) * width] + own
-            mask = plan.decode_masks[index]
-            is_seen = [True] * len(keys) if mask is None else visible(mask[b, q, 0])
-            assert len(is_seen) == len(keys)
+            # Both sides of the recent rows are filled up, so that nothing moves an entry.
+            recent = [nobody] * (WINDOW - 1 - width)
+            recent += window_keys[b * width : (b + 1) * width] + own
+            recent += [nobody] * (MAX_DECODE_QUERIES - len(own))
+            keys = recent + entry_keys[b * num_entries : (b + 1) * num_entries]
+            is_seen = visible(plan.decode_masks[index][b, q, 0])
             picked = [key for key, is_in in zip(keys, is_seen, strict=True) if is_in]
             assert all(owner == request for owner, _ in picked)
-            split = sum(is_seen[:num_entries])
+            split = sum(is_seen[: len(recent)])
             assert len(picked) == len(set(picked[:split])) + len(set(picked[split:]))
             assert (request, position) not in seen
             seen[request, position] = (
-                {p // ratio for _, p in picked[:split]},
-                {p for _, p in picked[split:]},
+                {p // ratio for _, p in picked[split:]},
+                {p for _, p in picked[:split]},
             )
     for index, chunk in enumerate(meta.chunks):
         request = rows[chunk.rows.start][0]

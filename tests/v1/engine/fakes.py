@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.exceptions import CheckpointError
+from vllm.exceptions import CheckpointError, EngineDeadError
 from vllm.tokenizers import Tokenizer
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
@@ -53,7 +54,7 @@ def make_config(folder: Path, **fake: Any) -> VllmConfig:
     Args:
         folder: Gets the tokenizer.
         fake: The executor's script, see FakeExecutor; and max_model_len, max_num_seqs,
-            max_num_queued_reqs, max_num_queued_tokens, policy, num_blocks.
+            max_num_queued_reqs, max_num_queued_tokens, policy, num_blocks, async_scheduling.
     """
     make_backend().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
@@ -65,6 +66,7 @@ def make_config(folder: Path, **fake: Any) -> VllmConfig:
         max_num_queued_reqs=fake.pop("max_num_queued_reqs", None),
         max_num_queued_tokens=fake.pop("max_num_queued_tokens", None),
         policy=fake.pop("policy", "fcfs"),
+        async_scheduling=fake.pop("async_scheduling", None),
     )
     cache = CacheConfig(block_size=16, num_gpu_blocks_override=fake.pop("num_blocks", 64))
     model = ModelConfig(
@@ -104,13 +106,23 @@ class Float32:
     itemsize: int = 4
 
 
+@dataclass(frozen=True)
+class BegunStep:
+    """A step whose results can be taken; the worker's own imports torch."""
+
+    take: Callable[[], ModelRunnerOutput]
+
+    def wait(self) -> ModelRunnerOutput:
+        return self.take()
+
+
 class FakeExecutor:
     """Plays a model whose next token follows a rule.
 
     Script (``hf_overrides``): script: the tokens of every answer, in turn; step_s: seconds a step
     takes; hang_at, crash_at, exit_at: the step that never ends, raises, or ends the process;
-    fault: what is wrong with the workers; start_error: raise at start ("checkpoint" or "bug");
-    start_s: seconds to start.
+    lost_at: the step that begins and brings nothing; fault: what is wrong with the workers;
+    start_error: raise at start ("checkpoint" or "bug"); start_s: seconds to start.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -177,6 +189,16 @@ class FakeExecutor:
                 if (rows := self._prompt_rows(r, plan.num_scheduled_tokens[r])) is not None
             },
         )
+
+    def begin_model(self, plan: SchedulerOutput) -> BegunStep:
+        result, step = self.execute_model(plan), self.num_steps
+
+        def take() -> ModelRunnerOutput:
+            if step == self._script.get("lost_at"):
+                raise EngineDeadError("rank 0 was ended by signal 9")
+            return result
+
+        return BegunStep(take)
 
     def _misbehave(self) -> None:
         step = self.num_steps

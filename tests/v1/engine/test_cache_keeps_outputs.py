@@ -63,6 +63,7 @@ def make_core(
     platform: Platform | None = None,
     cache_dtype: str = "auto",
     transfer: KVTransferConfig | None = None,
+    is_ahead: bool = False,
 ) -> EngineCore:
     checkpoint = resolve_checkpoint("deepseek-v4")
     model = ModelConfig(
@@ -81,7 +82,10 @@ def make_core(
             cache_dtype=cache_dtype,
         ),
         scheduler_config=SchedulerConfig(
-            max_model_len=max_len, max_num_batched_tokens=budget, max_num_seqs=16
+            max_model_len=max_len,
+            max_num_batched_tokens=budget,
+            max_num_seqs=16,
+            async_scheduling=is_ahead or None,
         ),
         speculative_config=speculative,
         kv_transfer_config=transfer,

@@ -27,6 +27,7 @@ from vllm.exceptions import ConfigError, UserInputError
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.prefix.exports import PrefixBlocks
 from vllm.v1.core.retention.sizes import max_request_blocks
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.messages import FinishReason
 
@@ -280,16 +281,18 @@ def test_what_was_loaded_may_be_lost_and_is_computed(
     pair.check_free()
 
 
-@pytest.mark.parametrize("speculative", [None, MTP])
+@pytest.mark.parametrize(
+    "settings", [{}, {"speculative": MTP}, {"is_ahead": True}], ids=["plain", "MTP", "ahead"]
+)
 def test_many_at_once_in_tight_pools(
-    make_pair: Callable[..., Pair], reference: Session, speculative: SpeculativeConfig | None
+    make_pair: Callable[..., Pair], reference: Session, settings: dict[str, Any]
 ) -> None:
     probe = reference.core.scheduler.kv_cache_config
     geometry = CacheGeometry.from_config(
         type(probe)(probe.num_blocks, [], probe.kv_cache_groups, hit_unit=32)
     )
     smallest = max_request_blocks(geometry, MAX_LEN, 2) + 1
-    pair = make_pair(num_blocks=smallest + 12, max_len=MAX_LEN, speculative=speculative)
+    pair = make_pair(num_blocks=smallest + 12, max_len=MAX_LEN, **settings)
     rng = random.Random(13)
     base = random_tokens(rng, 250)
     waiting: dict[str, list[int]] = {}
@@ -322,6 +325,29 @@ def test_many_at_once_in_tight_pools(
     external = [pair.d.answers[i].stats for i in ids]
     assert sum(stats.num_external_tokens for stats in external if stats is not None) > 500
     pair.check_free()
+
+
+def test_pairs_a_step_ahead_say_and_hit_the_same(make_pair: Callable[..., Pair]) -> None:
+    found: list[list[Any]] = []
+    for is_ahead in (False, True):
+        pair, rng = make_pair(is_ahead=is_ahead), random.Random(24)
+        assert isinstance(pair.d.core.scheduler, AsyncScheduler) == is_ahead
+        text = random_tokens(rng, 150)
+        for turn in range(3):
+            answer = pair.answer(text, 5 + 15 * turn)
+            text += answer.tokens + random_tokens(rng, 40)
+        # The last turn, cut off where nobody ended.
+        pair.answer(text[:200] + random_tokens(rng, 60), 3)
+        pair.check_free()
+        found.append(
+            [
+                (name, answer.tokens, answer.finish_reason, answer.stats)
+                for session in (pair.p, pair.d)
+                for name, answer in session.answers.items()
+            ]
+        )
+    assert found[0] == found[1]
+    assert all(sum(s.miss_tokens.values()) + s.num_cached_tokens for *_, s in found[1])
 
 
 def test_several_answers_to_one_prompt_load_it_once(

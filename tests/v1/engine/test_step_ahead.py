@@ -1,5 +1,6 @@
 """A step ahead of the device: answers, hits and what is published are those of step by step."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,25 @@ import torch
 
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.model_executor.models.hf_reference import random_tokens
+from tests.v1.core.sched.builders import answer, make_request, outputs_by_request
+from tests.v1.core.sched.test_kv_transfer_updates import connected
+from tests.v1.engine.fakes import BegunStep, build_fake_core
 from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.offloading.worker import OffloadWorker
+from vllm.exceptions import EngineDeadError, EngineError
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.messages import EngineCoreRequest, FinishReason
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import RequestStatus
 from vllm.v1.sample.sampler import DeviceSample
 from vllm.v1.worker import step_in_flight
 from vllm.v1.worker.step_in_flight import TokenCopy
@@ -204,9 +216,7 @@ def test_an_idle_core_is_idle() -> None:
     engine.shutdown()
 
 
-def test_what_cannot_run_behind_turns_it_off(
-    folders: dict[str, Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_drafts_turn_it_off(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     drafts = {
         "method": "ngram",
         "num_speculative_tokens": 2,
@@ -215,11 +225,120 @@ def test_what_cannot_run_behind_turns_it_off(
     }
     args = EngineArgs(model=str(folders["llama"]), async_scheduling=True, speculative_config=drafts)
     assert not args.create_vllm_config().scheduler_config.async_scheduling
-    assert "--async-scheduling is off: it does not go with --speculative-config" in caplog.text
-    args = EngineArgs(model=str(folders["llama"]), async_scheduling=True)
+    assert "--async-scheduling is off" in caplog.text
+    assert "--speculative-config" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"cache_trace": "trace"},
+        {"warm_pull_bytes": 1 << 20},
+        {"kv_transfer_config": {"kv_connector": "TcpConnector", "kv_role": "kv_consumer"}},
+    ],
+)
+def test_nothing_else_turns_it_off(others: dict[str, Any], folders: dict[str, Path]) -> None:
+    args = EngineArgs(model=str(folders["llama"]), async_scheduling=True, **others)
     assert args.create_vllm_config().scheduler_config.async_scheduling
 
 
 def test_tokens_wait_until_somebody_asks() -> None:
     sample = DeviceSample(torch.tensor([3, 4]), None)
     assert TokenCopy(sample.token_ids).wait().tolist() == [3, 4]
+
+
+def serve_until_it_dies(config: Callable[..., VllmConfig], **faults: Any) -> tuple[Any, Any]:
+    """Returns what clients got of a long and a short answer, and what the core died of."""
+    core = build_fake_core(config(**faults))
+    for name, max_tokens in (("long", 50), ("short", 2)):
+        params = SamplingParams(max_tokens=max_tokens)
+        core.add_request(core.make_request(EngineCoreRequest(name, [1, 2, 3], params, 0.0)))
+    told: dict[str, list[Any]] = {"long": [], "short": []}
+    try:
+        for _ in range(20):
+            for output in (o for client in core.step()[0].values() for o in client.outputs):
+                told[output.request_id] += [*output.new_token_ids, output.finish_reason]
+    except (EngineError, RuntimeError) as error:
+        return told, error
+    finally:
+        core.shutdown()
+    raise AssertionError("it does not die")
+
+
+def test_a_step_that_cannot_begin_takes_nothing_of_the_one_before(
+    config: Callable[..., VllmConfig],
+) -> None:
+    expected, _ = serve_until_it_dies(config, crash_at=3)
+    assert expected["short"][-1] is FinishReason.LENGTH
+    told, error = serve_until_it_dies(config, crash_at=3, async_scheduling=True)
+    assert str(error) == "the device is on fire"
+    assert told == expected
+    # The first step, which nobody waits for one before.
+    told, error = serve_until_it_dies(config, crash_at=1, async_scheduling=True)
+    assert (told, str(error)) == ({"long": [], "short": []}, "the device is on fire")
+
+
+def test_a_step_that_is_lost_in_flight_ends_the_core_by_its_error(
+    config: Callable[..., VllmConfig],
+) -> None:
+    first, _ = serve_until_it_dies(config, crash_at=2)
+    told, error = serve_until_it_dies(config, lost_at=2, async_scheduling=True)
+    assert isinstance(error, EngineDeadError)
+    assert told == first
+    # The step behind it cannot begin either: that is what went wrong first.
+    told, error = serve_until_it_dies(config, lost_at=2, crash_at=3, async_scheduling=True)
+    assert str(error) == "the device is on fire"
+    assert isinstance(error.__cause__, EngineDeadError)
+    assert told == first
+
+
+class Reporter:
+    """An executor whose steps bring what they are told to."""
+
+    def __init__(self) -> None:
+        self.report: dict[str, Any] = {}
+
+    def begin_model(self, plan: SchedulerOutput) -> BegunStep:
+        result = answer(plan, {name: [1] for name in plan.num_scheduled_tokens})
+        result.kv_connector_output, self.report = KVConnectorOutput(**self.report), {}
+        return BegunStep(lambda: result)
+
+
+def test_what_an_empty_step_tells_waits_for_no_other() -> None:
+    scheduler = connected(use_async=True, matched=32, is_async=True)
+    assert isinstance(scheduler, AsyncScheduler)
+    executor = Reporter()
+    ahead = StepAhead(scheduler, executor)  # type: ignore[arg-type]
+    scheduler.add_request(make_request("loads", 50))
+    executor.report = {"finished_recving": {"loads"}}
+    ahead.begin(scheduler.schedule(), None)
+    assert not ahead.is_in_flight
+    step = scheduler.schedule()
+    assert step.num_scheduled_tokens == {"loads": 18}
+    assert ahead.begin(step, None) == {}
+    assert ahead.take_untold() is None
+    scheduler.finish_requests("loads", RequestStatus.FINISHED_ABORTED)
+    # Behind one that runs: what clients hear of both takes two turns.
+    scheduler.add_request(make_request("next", 49))
+    executor.report = {"finished_recving": {"next"}}
+    ahead.begin(scheduler.schedule(), ahead.settle_if_needed())
+    assert scheduler.schedule().num_scheduled_tokens == {"next": 17}
+    assert ahead.take_untold() is not None
+    assert not ahead.is_in_flight
+
+
+def test_a_step_that_reads_what_it_loads_is_waited_for() -> None:
+    scheduler = connected("recompute", use_async=True, matched=32)
+    assert isinstance(scheduler, AsyncScheduler)
+    executor = Reporter()
+    ahead = StepAhead(scheduler, executor)  # type: ignore[arg-type]
+    scheduler.add_request(make_request("loads", 50))
+    step = scheduler.schedule()
+    (bad, *_) = scheduler.kv_cache_manager.get_block_ids("loads")[0]
+    executor.report = {"invalid_block_ids": {bad}}
+    assert not outputs_by_request(dict(ahead.begin(step, ahead.settle_if_needed())))
+    # Its client leaves: nobody hits what did not come.
+    scheduler.finish_requests("loads", RequestStatus.FINISHED_ABORTED)
+    scheduler.connector.matched = 0
+    scheduler.add_request(make_request("next", list(step.scheduled_new_reqs[0].prompt_token_ids)))
+    assert scheduler.schedule().num_scheduled_tokens == {"next": 50}

@@ -27,7 +27,7 @@ GIB = 1 << 30
 _PATIENT = {"load_timeout_s": 600, "stuck_timeout_s": 600, "quiet_timeout_s": 600}
 
 
-def neighbour(num_blocks: int = 400) -> Session:
+def neighbour(num_blocks: int = 400, *, is_ahead: bool = False) -> Session:
     raw = {
         "kv_connector": "NeighbourConnector",
         "kv_role": "kv_both",
@@ -35,14 +35,16 @@ def neighbour(num_blocks: int = 400) -> Session:
         "kv_connector_extra_config": _PATIENT,
     }
     transfer = KVTransferConfig.from_dict(raw)
-    return Session(make_core(32, num_blocks=num_blocks, budget=256, transfer=transfer))
+    return Session(
+        make_core(32, num_blocks=num_blocks, budget=256, transfer=transfer, is_ahead=is_ahead)
+    )
 
 
 class Pair:
     """A core that serves, and one that begins beside it."""
 
-    def __init__(self) -> None:
-        self.old, self.new = neighbour(), neighbour()
+    def __init__(self, *, is_ahead: bool = False) -> None:
+        self.old, self.new = (neighbour(is_ahead=is_ahead) for _ in range(2))
         self.told: dict[int, list[FromCore]] = {0: [], 1: []}
         self.loops = [
             CoreLoop(session.core, self.told[i].append)
@@ -87,8 +89,8 @@ def block_bytes(pair: Pair) -> int:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    pair = Pair()
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    pair = Pair(is_ahead=getattr(request, "param", False))
     yield pair
     for session in (pair.old, pair.new):
         session.core.shutdown()
@@ -102,6 +104,7 @@ def ask(session: Session, prompt: list[int]) -> tuple[list[int], int]:
     return answer.tokens, answer.stats.num_cached_tokens
 
 
+@pytest.mark.parametrize("pair", [False, True], ids=["plain", "a step ahead"], indirect=True)
 def test_a_core_pulls_what_a_neighbour_uses_most_and_says_the_same(pair: Pair) -> None:
     rng = random.Random(3)
     common = random_tokens(rng, 400)
@@ -144,6 +147,29 @@ def test_a_pull_keeps_to_its_budget_and_gives_back_what_it_does_not_take(pair: P
     large = [msgspec.structs.replace(offer, num_blocks=400) for offer in pair.offer()]
     assert pair.pull(large).report == PullStats(seconds=ANY)
     pair.check_free()
+
+
+def test_an_answer_that_ends_with_a_unit_is_offered_as_it_is_held() -> None:
+    prompt, found = random_tokens(random.Random(6), 60), []
+    stop = -1
+    for is_ahead in (False, False, True):
+        session = neighbour(is_ahead=is_ahead)
+        # The last token ends the second unit, and its row is never computed; a step ahead it is,
+        # but counts for nothing.
+        stops = {"stop_token_ids": [stop]} if stop >= 0 else {}
+        answer = session.answers[session.add(prompt, 50, **stops)]
+        session.run()
+        if not found:
+            stop = answer.tokens[3]
+            assert stop not in answer.tokens[:3]
+        else:
+            assert len(answer.tokens) == 4
+        offers = session.core.offer_hot(GIB)
+        found.append([offer.num_tokens for offer in offers])
+        session.core.withdraw_prefixes([offer.lease for offer in offers])
+        session.run()
+        session.core.shutdown()
+    assert found[1] == found[2] == [32]
 
 
 def test_clients_transfer_nothing(pair: Pair) -> None:

@@ -1,6 +1,6 @@
 """The profile run of a GPU's worker, on a CPU."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.ops.registry import get_reference_op
 from vllm.v1.attention.step_model import StepModel, make_torch_step_model
+from vllm.v1.attention.step_tables import RequestSlice
 from vllm.v1.sample.metadata import RandomRows
 from vllm.v1.sample.sampler import draw_tokens
 from vllm.v1.worker.gpu_profile import run_largest_step
@@ -68,18 +69,30 @@ def test_the_largest_step_runs_over_pages_of_its_own(
     )
     sizes: list[int] = []
     drawn: list[int] = []
+    settled: list[tuple[list[int], list[int]]] = []
 
     def make_steps(model: Any, layout: Any, caches: Any, device: torch.device) -> StepModel:
         steps = make_torch_step_model(model, device, layout, caches)
-        return replace(steps, model=Seen(model, sizes), draw_tokens=draw)
+
+        def settle(slices: Sequence[RequestSlice], num_accepted: Sequence[int]) -> None:
+            settled.append(([item.num_drafts for item in slices], list(num_accepted)))
+            if steps.settle_drafts is not None:
+                steps.settle_drafts(slices, num_accepted)
+
+        seen = Seen(model, sizes)
+        return replace(steps, model=seen, draw_tokens=draw, settle_drafts=settle)
 
     def draw(logits: torch.Tensor, random: RandomRows, uniforms: np.ndarray) -> torch.Tensor:
         drawn.append(len(uniforms))
         return draw_tokens(logits, random, uniforms)
 
-    run_largest_step(model, specs, CpuPlatform(), CPU, make_steps, num_tokens=300, num_logit_rows=7)
+    run_largest_step(
+        model, specs, CpuPlatform(), CPU, make_steps, num_tokens=300, num_logit_rows=7, num_drafts=3
+    )
     assert sizes == [300, 7, 5, 5, 1, 1]
     assert drawn == [7, 6]
+    # What settles drafts is compiled too.
+    assert settled == [([3], [3])]
 
 
 class Seen:

@@ -9,6 +9,7 @@ from vllm.cachelab.sim.settings import SimBase, SimSettings
 from vllm.cachelab.sim.tier import SimTier
 from vllm.distributed.kv_events import EventPublisher
 from vllm.v1.core.kv_cache_coordinator import as_served
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.messages import EngineCoreOutput
@@ -67,7 +68,8 @@ class SimEngine:
     ) -> None:
         base = base or settings.prepare(tells_events=watch is not None)
         config, self.plan = base.config, base.plan
-        self.scheduler = Scheduler(
+        make = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
+        self.scheduler = make(
             config,
             self.plan.scheduler_config,
             StructuredOutputManager(config),

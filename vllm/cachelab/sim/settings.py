@@ -78,8 +78,10 @@ class SimSettings:
             ConfigError: They do not go together.
         """
         raw = dict(self.hf_config)
-        parsed = resolve_model(read_architectures(raw)).parse_config(raw)
+        architectures = read_architectures(raw)
+        parsed = resolve_model(architectures).parse_config(raw)
         raw |= {
+            "architectures": architectures,
             "vocab_size": parsed.vocab_size,
             "max_position_embeddings": max(parsed.max_position_embeddings, self.max_model_len),
         }

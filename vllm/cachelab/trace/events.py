@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 FORMAT = "vllm-cache-trace"
-VERSION = 2
-# Of records without tiers; they are read as ever.
-OLD_VERSIONS = (1,)
+VERSION = 3
+# Of records without tiers, and of those without steps ahead; they are read as ever.
+OLD_VERSIONS = (1, 2)
 HASH_BYTES = 16
 
 
@@ -160,12 +160,23 @@ class TierReport(msgspec.Struct, array_like=True):
     read: dict[str, tuple[int, float]] = {}
 
 
+class Begun(msgspec.Struct, array_like=True, tag="B"):
+    """A step was scheduled whose results come later; its fields are those of ``Step``."""
+
+    time_us: int
+    num_tokens: int
+    admitted: list[tuple[int, int]] = []
+    unblocked: list[int] = []
+    num_preempted: int = 0
+    told: list[Told] = []
+
+
 class Step(msgspec.Struct, array_like=True, tag="S"):
     """One step, and what it brought.
 
     Attributes:
         time_us: When it was scheduled, since the first part began.
-        duration_us: Until its tokens were taken in.
+        duration_us: Until its tokens were taken in, from when those of the one before had been.
         num_tokens: That it computed.
         counts: (number, tokens) of requests that did not get as many as is usual: one where all
             known tokens are computed, else none.
@@ -177,6 +188,8 @@ class Step(msgspec.Struct, array_like=True, tag="S"):
         arrived_us: When its results came; 0: not recorded.
         report: What it heard of the tiers; None: nothing.
         told: Of requests admitted for the first time, if there are tiers.
+        is_begun: Whether it is the first ``Begun`` step whose results have not come; what it was
+            scheduled with is there.
     """
 
     time_us: int
@@ -191,6 +204,7 @@ class Step(msgspec.Struct, array_like=True, tag="S"):
     arrived_us: int = 0
     report: TierReport | None = None
     told: list[Told] = []
+    is_begun: bool = False
 
 
 class Aborted(msgspec.Struct, array_like=True, tag="X"):
@@ -296,4 +310,4 @@ class DiskChanges(msgspec.Struct, array_like=True, tag="K"):
     changes: list[DiskChange]
 
 
-Event = Added | Step | Aborted | Reset | HeldSeen | Closed | DiskSeen | DiskChanges
+Event = Added | Begun | Step | Aborted | Reset | HeldSeen | Closed | DiskSeen | DiskChanges

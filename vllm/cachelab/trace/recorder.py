@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from base64 import b64encode
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.cachelab.trace.events import (
     Aborted,
     Added,
+    Begun,
     Closed,
     DiskChange,
     DiskChanges,
@@ -34,6 +36,7 @@ from vllm.distributed.kv_transfer.offloading.latched import (
 )
 from vllm.distributed.kv_transfer.offloading.orders import OffloadReport
 from vllm.v1.core.kv_cache_coordinator import as_served
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
 class CacheRecorder:
     """Writes the lines of a trace.
 
-    Owns: the writer, the numbers of live requests, the step that is not written yet.
+    Owns: the writer, the numbers of live requests, the steps that are not written yet.
 
     Args:
         writer: Takes lines.
@@ -78,8 +81,13 @@ class CacheRecorder:
         self._blocked: dict[int, tuple[Request, RequestStatus]] = {}
         self._fresh: set[str] = set()
         self._next_number = 0
+        # Scheduled, and nothing else happened since.
+        self._scheduled: Step | None = None
+        # Written as begun; their results have not come.
+        self._begun: deque[Step] = deque()
+        # Whose results came last; its drafts may be to come.
         self._step: Step | None = None
-        self._time_us = 0
+        self._time_us = self._last_end_us = 0
         self._disk = DiskState(is_opening=True)
         writer.write(header)
 
@@ -106,6 +114,20 @@ class CacheRecorder:
         if self._step is not None:
             step, self._step = self._step, None
             self._writer.write(step)
+        if self._scheduled is not None:
+            # Something comes before its results do.
+            step, self._scheduled = self._scheduled, None
+            self._begun.append(step)
+            self._writer.write(
+                Begun(
+                    step.time_us,
+                    step.num_tokens,
+                    step.admitted,
+                    step.unblocked,
+                    step.num_preempted,
+                    step.told,
+                )
+            )
         if self._writer.is_full:
             self._writer.rotate()
             self._chains.forget()
@@ -223,10 +245,19 @@ class CacheRecorder:
             )
         )
 
+    def _take_first(self) -> Step:
+        """Return the line of the step whose results come next."""
+        if not self._begun:
+            step, self._scheduled = self._scheduled, None
+            assert step is not None
+            return step
+        self._settle()
+        begun = self._begun.popleft()
+        return Step(begun.time_us, 0, begun.num_tokens, is_begun=True)
+
     def hear(self, output: KVConnectorOutput | None) -> None:
         """Note what a step's results tell of the tiers, before it is acted upon."""
-        step = self._step
-        assert step is not None
+        step = self._step = self._take_first()
         step.arrived_us = self.tick()
         if output is None:
             return
@@ -265,7 +296,7 @@ class CacheRecorder:
             ]
             for number in step.unblocked:
                 del self._blocked[number]
-        self._step = step
+        self._scheduled = step
 
     def _note_admission(self, request_id: str, step: Step) -> None:
         if request_id in self._fresh:
@@ -276,27 +307,26 @@ class CacheRecorder:
             if stats is not None and self._header.tier is not None:
                 step.told.append(Told(number, stats.hit_sources(), dict(stats.miss_tokens)))
 
-    def update(
-        self, counts_before: list[tuple[Request, int, int]], ended_ids: Iterable[str]
-    ) -> None:
+    def update(self, counts: list[tuple[Request, int]], ended_ids: Iterable[str]) -> None:
         """Note what a step brought.
 
         Args:
-            counts_before: Its requests, with the answer's length before and the tokens that came.
+            counts: Its requests, with the tokens that came: what comes behind an answer's end, or
+                was given up, is no part of it, but was computed all the same.
             ended_ids: Requests that ended by themselves, or were refused.
         """
         step = self._step
         assert step is not None
-        for request, before, num_sampled in counts_before:
-            # What comes behind an answer's end is no part of it, but was computed all the same.
-            is_over = request.is_finished()
-            count = num_sampled if is_over else request.num_output_tokens - before
+        for request, count in counts:
             if count != (0 if request.is_prefill_chunk else 1):
                 number = self._numbers.get(request.request_id)
                 if number is not None:
                     step.counts.append((number, count))
         step.ended = [e for e in map(self._end, ended_ids) if e is not None]
-        step.duration_us = self.now_us() - step.time_us
+        now_us = self.now_us()
+        # One that was scheduled while another ran began when that one ended.
+        step.duration_us = now_us - max(step.time_us, self._last_end_us)
+        self._last_end_us = now_us
         if not self._num_drafts:
             self._settle()
 
@@ -372,8 +402,8 @@ class RecordedScheduler(Scheduler):
             model_runner_output.sampled_token_ids,
             model_runner_output.req_id_to_index,
         )
-        before = [
-            (request, request.num_output_tokens, len(sampled[index_of[name]]) if sampled else 0)
+        counts = [
+            (request, len(sampled[index_of[name]]) if sampled else 0)
             for name in scheduler_output.num_scheduled_tokens
             if (request := requests.get(name)) is not None
         ]
@@ -382,7 +412,7 @@ class RecordedScheduler(Scheduler):
         if self._disk is not None:
             self.recorder.note_changes(self._disk.take_changes())
         ended = [o.request_id for b in outputs.values() for o in b.outputs if o.finished]
-        self.recorder.update(before, ended)
+        self.recorder.update(counts, ended)
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
@@ -414,3 +444,7 @@ class RecordedScheduler(Scheduler):
         if self._disk is not None:
             self.recorder.note_changes(self._disk.take_changes())
         self.recorder.close()
+
+
+class RecordedAsyncScheduler(RecordedScheduler, AsyncScheduler):
+    """The same of a scheduler that is a step ahead."""

@@ -1,20 +1,26 @@
 """The recorded run again, step for step: what went in goes in, and every decision is made anew."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm.cachelab.sim.cost import StepShape
 from vllm.cachelab.sim.engine import SimEngine
 from vllm.cachelab.sim.settings import SimSettings
-from vllm.cachelab.trace.events import Aborted, Added, DiskSeen, HeldSeen, Reset, Step
+from vllm.cachelab.trace.events import Aborted, Added, Begun, DiskSeen, HeldSeen, Reset, Step
 from vllm.cachelab.twin.rebuild import environment_of, make_request, settings_of
 from vllm.cachelab.twin.tier import ReplayedTier, measured_rates, open_folder, output_of
 from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest
 from vllm.distributed.kv_events import EventPublisher
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.messages import PrefillStats
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+
+_TOKEN = 0
+# Of a run in which steps were ahead: whoever ends at it is seen to end a step late.
+_LAST_TOKEN = 1
 
 
 @dataclass(slots=True)
@@ -42,7 +48,7 @@ class TwinResult:
 class ExactTwin:
     """Replays a trace event by event.
 
-    Owns: the engine, and which request has which number.
+    Owns: the engine, the steps whose results have not come, and which request has which number.
 
     Args:
         trace: What was recorded.
@@ -68,6 +74,8 @@ class ExactTwin:
                 settings or settings_of(trace.header, is_recorded=is_recorded), watch=watch
             )
         self._scheduler = self.engine.scheduler
+        self._is_ahead = isinstance(self._scheduler, AsyncScheduler)
+        self._begun: deque[tuple[SchedulerOutput, StepShape]] = deque()
         self._now_s = 0.0
         self.engine.use_clock(self._clock)
         connector, tier = self._scheduler.connector, trace.header.tier
@@ -94,8 +102,12 @@ class ExactTwin:
         """Replay one event."""
         self._now_s = getattr(event, "time_us", 0) / 1e6
         match event:
-            case Step():
-                self._step(event)
+            case Begun():
+                self._begun.append(self._schedule(event))
+            case Step() if not event.is_begun:
+                self._finish(*self._schedule(event), event)
+            case Step() if self._begun:
+                self._finish(*self._begun.popleft(), event)
             case Added():
                 self._add(event)
             case Aborted():
@@ -125,8 +137,12 @@ class ExactTwin:
         # refused for what it might have needed, keeps the length it asked for.
         ends_itself = length and not recorded.is_aborted
         max_tokens = length if ends_itself and length else event.max_tokens
+        stops: tuple[int, ...] = ()
+        if self._is_ahead:
+            # How long it might have become decides how far ahead it was scheduled.
+            max_tokens, stops = event.max_tokens, (_LAST_TOKEN,)
         request = make_request(
-            recorded, self._trace.header.hash_unit, self.engine.hash_unit, max_tokens
+            recorded, self._trace.header.hash_unit, self.engine.hash_unit, max_tokens, stops
         )
         if event.is_blocked:
             request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
@@ -135,7 +151,7 @@ class ExactTwin:
         self._waiting_ids.add(request.request_id)
         self._scheduler.add_request(request)
 
-    def _step(self, event: Step) -> None:
+    def _schedule(self, event: Begun | Step) -> tuple[SchedulerOutput, StepShape]:
         requests = self._scheduler.requests
         for number in event.unblocked:
             request = requests.get(self._id_of(number) or "")
@@ -147,9 +163,12 @@ class ExactTwin:
         result.num_preemptions = self.engine.num_preemptions
         if step.total_num_scheduled_tokens != event.num_tokens and result.diverged_at is None:
             result.diverged_at = result.num_steps
-        if step.total_num_scheduled_tokens:
-            result.shapes.append((shape, event.duration_us / 1e6))
         self._note_admissions(step)
+        return step, shape
+
+    def _finish(self, step: SchedulerOutput, shape: StepShape, event: Step) -> None:
+        if step.total_num_scheduled_tokens:
+            self.result.shapes.append((shape, event.duration_us / 1e6))
         if event.arrived_us:
             self._now_s = event.arrived_us / 1e6
         self._bring_tokens(step, event)
@@ -169,7 +188,8 @@ class ExactTwin:
         counts = dict(event.counts)
         drafts = dict(event.drafts)
         requests = self._scheduler.requests
-        scheduled = [requests[request_id] for request_id in step.num_scheduled_tokens]
+        # Others ended while the step ran.
+        scheduled = [requests[name] for name in step.num_scheduled_tokens if name in requests]
         sampled = [self._tokens(request, counts) for request in scheduled]
         ids = [request.request_id for request in scheduled]
         output = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
@@ -188,8 +208,17 @@ class ExactTwin:
     def _tokens(self, request: Request, counts: dict[int, int]) -> list[int]:
         number = self.numbers[request.request_id]
         count = counts.get(number, 0 if request.is_prefill_chunk else 1)
-        known = self._requests[number].tokens
+        recorded = self._requests[number]
         start = request.num_tokens
+        if self._is_ahead:
+            last = None if recorded.is_aborted else recorded.num_output_tokens
+            return [
+                _LAST_TOKEN if place == last else _TOKEN
+                for place in range(
+                    request.num_output_tokens + 1, request.num_output_tokens + 1 + count
+                )
+            ]
+        known = recorded.tokens
         if not known:
-            return [0] * count
-        return [known.get(position, 0) for position in range(start, start + count)]
+            return [_TOKEN] * count
+        return [known.get(position, _TOKEN) for position in range(start, start + count)]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vllm.cachelab.sim.settings import SimSettings
-from vllm.cachelab.trace.events import Step
+from vllm.cachelab.trace.events import Begun, Step
 from vllm.cachelab.twin.exact import ExactTwin
 from vllm.cachelab.twin.rebuild import check_rebuilt, environment_of, settings_of
 from vllm.cachelab.twin.remedies import Counterfactuals
@@ -78,7 +78,7 @@ class Explainer:
         held: list[int] = []
         for position, event in enumerate(self._trace.events):
             watch.at_event = position
-            if isinstance(event, Step):
+            if isinstance(event, Begun | Step):
                 matches, held = watch.dense_matches(), watch.checkpoints()
             twin.feed(event)
             if number in twin.result.misses:
@@ -116,9 +116,9 @@ class Explainer:
             "cause": "reset" if loss.is_reset else "its memory was needed",
             "seconds_before": round((_time_us(admitted_at) - _time_us(then)) / 1e6, 3),
         }
-        if isinstance(then, Step):
+        if isinstance(then, Begun | Step):
             made |= {"step_tokens": then.num_tokens, "requests_admitted": len(then.admitted)}
-        since = [e for e in events[loss.at_event : now] if isinstance(e, Step)]
+        since = [e for e in events[loss.at_event : now] if isinstance(e, Begun | Step)]
         made["requests_admitted_since"] = sum(len(step.admitted) for step in since)
         return made
 

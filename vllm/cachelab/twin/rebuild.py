@@ -121,7 +121,11 @@ def regroup(hashes: Sequence[BlockHash], unit: int, wanted: int) -> list[BlockHa
 
 
 def make_request(
-    recorded: RecordedRequest, recorded_unit: int, unit: int, max_tokens: int
+    recorded: RecordedRequest,
+    recorded_unit: int,
+    unit: int,
+    max_tokens: int,
+    stop_token_ids: Sequence[int] = (),
 ) -> Request:
     """Return the scheduler's request.
 
@@ -130,6 +134,7 @@ def make_request(
         recorded_unit: Tokens under one recorded hash.
         unit: Tokens under one hash now.
         max_tokens: Of its answer.
+        stop_token_ids: Tokens that end it.
     """
     added = recorded.added
     prompt = [0] * added.num_prompt_tokens
@@ -143,6 +148,7 @@ def make_request(
         SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
+            stop_token_ids=list(stop_token_ids),
             skip_reading_prefix_cache=added.skips_cache or None,
         ),
         arrival_time=added.arrival_time,

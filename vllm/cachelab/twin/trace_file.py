@@ -15,6 +15,7 @@ from vllm.cachelab.trace.events import (
     VERSION,
     Aborted,
     Added,
+    Begun,
     Closed,
     DiskChange,
     DiskChanges,
@@ -225,6 +226,8 @@ def _take(trace: CacheTrace, event: Event, chains: _Chains) -> None:
     match event:
         case Added():
             _take_arrival(trace, event, chains)
+        case Begun():
+            _take_step(trace, event)
         case Step():
             _take_step(trace, event)
             _take_endings(trace, event.ended, chains, is_aborted=False)
@@ -242,7 +245,7 @@ def _take_arrival(trace: CacheTrace, event: Added, chains: _Chains) -> None:
     trace.num_lost += hashes is None
 
 
-def _take_step(trace: CacheTrace, event: Step) -> None:
+def _take_step(trace: CacheTrace, event: Begun | Step) -> None:
     for number, cached in event.admitted:
         if number in trace.requests:
             trace.requests[number].cached_tokens = cached

@@ -123,7 +123,7 @@ class CacheLog:
         for request in ended:
             del self._live[request.request_id]
             self.source.note(request)
-            self._use(request, request.num_computed_tokens, now_s, is_hit=False)
+            self._use(request, request.num_settled_tokens, now_s, is_hit=False)
 
     def _use(self, request: Request, num_tokens: int, now_s: float, *, is_hit: bool) -> None:
         hashes = self.source.hashes(request)

@@ -233,11 +233,8 @@ class PackedWeights(MatrixStorages):
                 f"Tensor {weight.name} of {weight.file.name} is quantised, but the checkpoint has "
                 f"neither {name}.weight_scale nor {name}{_INVERSE}: download it again."
             )
-        grid = (1, 1)
-        if len(scale.shape) == 2:
-            grid = (scale.shape[0], scale.shape[1])
-        elif scale.shape not in ((), (1,)):
-            grid = (0, 0)
+        # A scale of the whole, one of each row, or a grid of them.
+        grid = (*scale.shape, 1, 1)[:2] if len(scale.shape) <= 2 else (0, 0)
         declared = scheme.block if scheme.block != (0, 0) else (None, None)
         shard = self._shards.of_matrix(name)
         whole = _whole_size(shard, rows, columns)
@@ -256,7 +253,7 @@ class PackedWeights(MatrixStorages):
         scale_shape = scale.shape
         if shard is not None and shard is not ELSEWHERE and grid[shard.axis] > 1:
             scale_shape = shard.cut_shape(scale.shape)
-            grid = (scale_shape[0], scale_shape[1])
+            grid = (*scale_shape, 1)[:2]
         block = (block_rows, block_columns)
         cuts_words = grid[1] > 1 and block_columns % unit_of("e4m3").num_codes
         if cuts_words or device.type != "cpu":

@@ -4,6 +4,7 @@
     fp8                  the same: blocks of FP8 under one scale each
     awq, gptq            the same, or a quantize_config.json, quant_config.json beside it
     modelopt             the same, or a hf_quant_config.json: NVFP4, FP8
+    auto-round           the same: packed as one of those above, some modules by bits of their own
 
 ``find_scheme`` answers for one module; what is not served is refused by name and reason before a
 byte of weights is read.
@@ -14,12 +15,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
 
-Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "modelopt"]
-METHODS: tuple[Method, ...] = ("compressed-tensors", "awq", "gptq", "fp8", "modelopt")
+Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "modelopt", "auto-round"]
+METHODS: tuple[Method, ...] = get_args(Method)
 # What people type for them; the right side is what a config.json says.
 METHOD_NAMES: Mapping[str, Method] = {
     "compressed-tensors": "compressed-tensors",
@@ -32,6 +33,9 @@ METHOD_NAMES: Mapping[str, Method] = {
     "fp8": "fp8",
     "modelopt": "modelopt",
     "modelopt_fp4": "modelopt",
+    "auto-round": "auto-round",
+    "auto_round": "auto-round",
+    "inc": "auto-round",
 }
 ByteInputs = Literal["bytes by row", "bytes by group"]
 """Inputs in eight bits: in 255 steps of the largest of a row, or of a row's group of weights."""
@@ -53,6 +57,8 @@ _ROUNDING_SCALES = (
     ".k_proj.output_scale",
     ".v_proj.output_scale",
 )
+# What no module's name has, but a pattern.
+_PATTERN = re.compile(r"[*+?^$\\|()\[\]]")
 _NOT_SERVED = "which is not served: use a release in another format, or its BF16 one."
 
 
@@ -445,10 +451,7 @@ def _read_gptq(fields: _Fields) -> QuantizationConfig:
 def _read_fp8(fields: _Fields) -> QuantizationConfig:
     if fields.get("fmt", str, "e4m3") != "e4m3":
         raise fields.refuse(f"FP8 of the kind {fields.raw.get('fmt')!r} (served: e4m3)")
-    block = fields.get("weight_block_size", list, [])
-    if block and (len(block) != 2 or not all(type(size) is int and size > 0 for size in block)):
-        raise ConfigError(f"{fields.source}: 'weight_block_size' is {block!r}.")
-    sizes = (block[0], block[1]) if block else (0, 0)
+    sizes = _read_block(fields, fields.get("weight_block_size", list, []))
     rules = (_Rule(("Linear",), WeightScheme("fp8", 8, block=sizes)),)
     return QuantizationConfig("fp8", rules, (_note_inputs(8, "float"), *_note_cache(fields)))
 
@@ -502,6 +505,85 @@ def _read_modelopt_layer(fields: _Fields) -> tuple[WeightScheme, str]:
     return scheme, _note_inputs(bits, "float")
 
 
+# ---- AutoRound ------------------------------------------------------------------------------
+
+
+def _read_auto_round(fields: _Fields) -> QuantizationConfig:
+    """Read AutoRound's description: how words are packed, and what modules differ in."""
+    for name in ("rotation_config", "spinquant_config"):
+        if fields.raw.get(name):
+            raise fields.refuse(f"inputs turned while it runs ({name!r})")
+    # Older releases call it their backend.
+    packing = fields.get("packing_format", str, fields.get("backend", str, "auto_round"))
+    rules = []
+    own_rules = fields.get("extra_config", Mapping, {})
+    for name, values in own_rules.items():
+        source = f"{fields.source}: extra_config.{name}"
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{source} is {values!r}, not an object.")
+        _check_patterns([f"re:{name}"], fields, "extra_config")
+        own = _Fields({**fields.raw, **values}, source)
+        # Names may be patterns, found anywhere in a module's name.
+        targets = (name, f"re:.*{name}$") if _PATTERN.search(name) else (name,)
+        rules.append(_Rule(targets, _read_auto_round_scheme(own, packing)))
+    if "lm_head" not in own_rules:
+        rules.append(_Rule(("lm_head",), None))
+    rules.append(_Rule(("Linear",), _read_auto_round_scheme(fields, packing)))
+    act_bits = fields.get("act_bits", int, 16)
+    rounds = act_bits < 16 and all(r.scheme is None or r.scheme.inputs is None for r in rules)
+    kind = "int" if fields.get("act_data_type", str, "float").startswith("int") else "float"
+    notes = (_note_inputs(act_bits, kind),) if rounds else ()
+    return QuantizationConfig("auto-round", tuple(rules), notes)
+
+
+def _read_auto_round_scheme(fields: _Fields, packing: str) -> WeightScheme | None:
+    """Return the scheme of all modules or of one; None: it is plain."""
+    bits, kind = fields.get("bits", int, 4), fields.get("data_type", str, "int")
+    if bits >= 16:
+        return None
+    served = {"int": (4, 8), "mx_fp": (4, 8), "nv_fp": (4,), "fp": (8,)}
+    if bits not in served.get(kind, ()):
+        raise fields.refuse(
+            f"AutoRound of {bits} bits of the kind {kind!r} "
+            f"(served: {', '.join(f'{name} of {numbers}' for name, numbers in served.items())})"
+        )
+    sizes = fields.get("group_size", (int, list), 128)
+    if kind == "nv_fp":
+        return _SMALL_FLOATS["nvfp4-pack-quantized"][0]
+    if kind == "mx_fp":
+        return _SMALL_FLOATS[f"mxfp{bits}-{'pack-' if bits == 4 else ''}quantized"][0]
+    if kind == "fp":
+        block = fields.get("weight_block_size", list, sizes if isinstance(sizes, list) else [])
+        return WeightScheme("fp8", 8, block=_read_block(fields, block))
+    if isinstance(sizes, list):
+        raise ConfigError(f"{fields.source}: 'group_size' is {sizes!r}; allowed: a number.")
+    group = _read_group(fields, sizes)
+    if "llm_compressor" in packing:
+        if bits != 8:
+            raise fields.refuse(f"AutoRound's packing {packing!r} of {bits} bits (served: 8)")
+        is_rounded = fields.get("act_bits", int, 16) == 8 and fields.get("act_dynamic", bool, True)
+        return WeightScheme("int8", 8, group, inputs="bytes by row" if is_rounded else None)
+    if "awq" in packing:
+        if bits != 4:
+            raise fields.refuse(f"AWQ of {bits} bits (served: 4)")
+        return WeightScheme("awq", 4, group)
+    if packing.split(":")[0] not in ("auto_round", "auto_gptq", "gptq"):
+        raise fields.refuse(
+            f"AutoRound's packing {packing!r} (served: auto_round and its variants)"
+        )
+    # Its own packing is GPTQ's, with zero points as they are.
+    return WeightScheme("gptq", bits, group, is_symmetric=False, adds_one="gptq" in packing)
+
+
+def _read_block(fields: _Fields, block: Sequence[Any]) -> tuple[int, int]:
+    """Return the rows and columns under one scale; (0, 0): as the scale's shape says."""
+    if not block:
+        return (0, 0)
+    if len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        raise ConfigError(f"{fields.source}: 'weight_block_size' is {block!r}.")
+    return block[0], block[1]
+
+
 def _wildcard_pattern(name: str) -> str:
     """Returns the pattern of a name with stars, which stands for all below it too."""
     if name.startswith("re:"):
@@ -524,6 +606,9 @@ _READERS: Mapping[str, Callable[[_Fields], QuantizationConfig]] = {
     "fp8": _read_fp8,
     "modelopt": _read_modelopt,
     "modelopt_fp4": _read_modelopt,
+    "auto-round": _read_auto_round,
+    "auto_round": _read_auto_round,
+    "intel/auto-round": _read_auto_round,
 }
 
 

@@ -123,15 +123,46 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
 )
 
 
+# What a config.json without names of architectures holds: the weights of a causal model.
+_ARCHITECTURE_OF_TYPE: Mapping[str, str] = MappingProxyType(
+    {
+        "deepseek_v4": "DeepseekV4ForCausalLM",
+        "gemma3": "Gemma3ForConditionalGeneration",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "gemma4": "Gemma4ForConditionalGeneration",
+        "gemma4_text": "Gemma4ForCausalLM",
+        "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
+        "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+        "glm5_next": "Glm5NextForConditionalGeneration",
+        "gpt_oss": "GptOssForCausalLM",
+        "kimi_linear": "KimiLinearForCausalLM",
+        "llama": "LlamaForCausalLM",
+        "ministral": "MinistralForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_5": "Qwen3_5ForConditionalGeneration",
+        "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+        "qwen3_5_text": "Qwen3_5ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "qwen3_next": "Qwen3NextForCausalLM",
+    }
+)
+
+
 def read_architectures(raw: Mapping[str, Any]) -> list[str]:
-    """Returns the names that a config.json object gives its architecture; absent reads as none.
+    """Returns the names that a config.json object gives its architecture.
+
+    Where it gives none, ``model_type`` names it, if we serve that type.
 
     Raises:
         ConfigError: It is no list of names.
     """
     names = raw.get("architectures")
-    if names is None:
-        return []
+    if names is None or names == []:
+        kind = raw.get("model_type")
+        name = _ARCHITECTURE_OF_TYPE.get(kind) if isinstance(kind, str) else None
+        return [] if name is None else [name]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"config.json: 'architectures' is {names!r}; allowed: a list of names such as "
@@ -149,7 +180,10 @@ def resolve_model(architectures: Sequence[str]) -> ModelEntry:
     for name in architectures:
         if name in MODELS:
             return MODELS[name]
-    named = ", ".join(architectures) or "none (config.json lacks 'architectures')"
+    named = (
+        ", ".join(architectures)
+        or "none (config.json lacks 'architectures' and a known 'model_type')"
+    )
     raise UnsupportedModelError(
         f"the checkpoint's architecture is not supported: {named}; supported: {', '.join(MODELS)}"
     )

@@ -5,7 +5,7 @@ import torch
 
 from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import CacheLayout
-from vllm.v1.attention.step_batch import StepBatch
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES, StepBatch
 from vllm.v1.attention.step_tables import AttentionPlan, Chunk, QueryTile
 
 _TILE_QUERIES = 256
@@ -40,21 +40,21 @@ def _to_mask(is_visible: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def _build_decode_mask(
     batch: StepBatch, requests: np.ndarray, window: int, ratio: int, device: torch.device
-) -> torch.Tensor | None:
-    """Masks | entries, first ones count | window rows, last ones count | the step's own rows |."""
+) -> torch.Tensor:
+    """Masks | window rows, last ones count | the step's own rows | entries, first ones count |."""
     starts, counts = batch.starts[requests], batch.counts[requests]
     lengths = batch.count_prior(window)[requests, None, None]
     num_queries = int(counts.max())
     # Padding repeats a request's last query.
     queries = np.minimum(np.arange(num_queries), counts[:, None] - 1)[:, :, None]
     # Positions from the request's start on: window rows below zero, then its own.
-    keys = np.arange(-int(lengths.max()), num_queries)
+    keys = np.arange(1 - window, MAX_DECODE_QUERIES)
     is_visible = (keys >= -lengths) & (keys <= queries) & (keys > queries - window)
     if ratio:
         num_entries = (starts[:, None, None] + queries + 1) // ratio
         entries = np.arange(int(num_entries.max())) < num_entries
-        is_visible = np.concatenate([entries, is_visible], axis=2)
-    return None if is_visible.all() else _to_mask(is_visible[:, :, None, :], device)
+        is_visible = np.concatenate([is_visible, entries], axis=2)
+    return _to_mask(is_visible[:, :, None, :], device)
 
 
 def _build_tiles(

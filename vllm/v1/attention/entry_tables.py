@@ -1,17 +1,26 @@
 """Decode steps of models with windows, compressor states and entries, at fixed addresses.
 
-    host: starts, first rows to read | by group: bases, block ids     one buffer, one upload
-    device, in the captured step:    addresses, masks, windows        from the buffer alone
+So are those of models with keys that are chosen, and recurrent states beside them (GLM 5.3 Flash).
+
+    host: starts, first rows to read, tokens | by group: bases, block ids    one buffer, one upload
+    device, in the captured step:    addresses, masks, windows               from the buffer alone
 
 What a step uploads are its requests' block tables; the index tables that layers read are computed
 from them on the device, so that a captured step computes those of whatever was uploaded last. Their
-shapes follow from the number of requests and the tokens that a context may have, the step's
-``DecodeShape``. Rows that a request does not have are addressed in the null block, which kernels
-read as zeros and never write: a window that the step does not complete is computed all the same,
-and goes nowhere.
+shapes follow from the number of requests, the tokens that each may have in the step and those that
+a context may have, the step's ``DecodeShape``. Rows that a request does not have are addressed in
+the null block, which kernels read as zeros and never write: a window that the step does not
+complete is computed all the same, and goes nowhere.
+
+A request with fewer tokens than others is filled up with its last one, whose copies are written
+nowhere and seen by nobody:
+
+    flat rows      | a0 a1 a2 | b0 | c0 c1 |
+    captured step  | a0 a1 a2 | b0 b0 b0 | c0 c1 c1 | of no request |
+    its results    | a0 a1 a2 | b0 | c0 c1 | what nobody reads |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +29,16 @@ import torch
 from vllm.utils.math_utils import cdiv
 from vllm.utils.uploads import StagingBuffers
 from vllm.v1.attention.block_lookup import BlockLookup
+from vllm.v1.attention.draft_states import DraftStates, StateInputs
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
-from vllm.v1.attention.step_batch import ragged_arange
+from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
+from vllm.v1.attention.recurrent_tables import find_states
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES, ragged_arange
 from vllm.v1.attention.step_tables import (
     AttentionPlan,
     DecodeBatch,
     DenseMetadata,
+    KeyMetadata,
     PaddedRows,
     PageRows,
     RequestSlice,
@@ -34,13 +47,14 @@ from vllm.v1.attention.step_tables import (
     StepMetadata,
     WindowMetadata,
 )
+from vllm.v1.kv_cache_specs.layouts import StateLayout
 
 _HOST = torch.device("cpu")
 # Contexts up to this length share a shape; then there is one for each doubling.
 _LEAST_LIMIT = 4096
 # Before the groups' tables, of each request: its first position of the step (negative: no request),
-# and the first whose window rows are stored.
-_NUM_BOUNDS = 2
+# the first whose window rows are stored, and its tokens.
+_NUM_BOUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,12 +62,19 @@ class DecodeShape:
     """What fixes the shapes of a decode step.
 
     Attributes:
+        num_queries: Tokens of each request, with those of padding.
         num_requests: Requests, with those of padding.
-        limit: Most tokens of a context.
+        limit: Most tokens of a context, the step's own among them.
     """
 
+    num_queries: int
     num_requests: int
     limit: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return self.num_queries * self.num_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +82,22 @@ class LaidOutStep:
     """A decode step whose block tables are on the device; stands where ``StepMetadata`` does."""
 
     shape: DecodeShape
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedStep:
+    """The tables of a captured step.
+
+    Attributes:
+        meta: What layers read; rows are its requests' in order, each filled up.
+        sources: Of each of these rows its flat row, int64; None: they are the flat rows.
+        places: Of each flat row the first of these rows that holds it, int64; behind the step's
+            tokens some row. None likewise.
+    """
+
+    meta: StepMetadata
+    sources: torch.Tensor | None
+    places: torch.Tensor | None
 
 
 def choose_limits(max_tokens: int, coarsest: int = 1) -> tuple[int, ...]:
@@ -81,25 +118,36 @@ class EntryTables:
     """Lays decode steps out.
 
     Args:
-        layout: The KV groups, of kinds "window", "state" and "dense".
+        layout: The KV groups; of "keys" those without a window.
+        kv_caches: Cache name -> pages.
         max_requests: Of a step.
+        max_queries: Tokens of a request in a step; all but the first are drafts where there are
+            recurrent states.
         max_tokens: Of a context.
         device: Where the tables are used.
+        drafts: What keeps them for recurrent states; None: there are none of either.
 
     Owns: the buffer on the device, and those of the host that it is filled from.
     """
 
     def __init__(
-        self, layout: CacheLayout, max_requests: int, max_tokens: int, device: torch.device
+        self,
+        layout: CacheLayout,
+        kv_caches: Mapping[str, torch.Tensor],
+        max_requests: int,
+        max_queries: int,
+        max_tokens: int,
+        device: torch.device,
+        drafts: DraftStates | None = None,
     ) -> None:
-        self._layout = layout
-        self._widths = [_most_blocks(group, max_tokens) for group in layout.groups]
+        self._layout, self._kv_caches, self._drafts = layout, kv_caches, drafts
+        self._widths = [_most_blocks(group, max_queries, max_tokens) for group in layout.groups]
         width = _NUM_BOUNDS + sum(1 + width for width in self._widths)
         self.buffer = torch.zeros((max_requests, width), dtype=torch.int64, device=device)
         self._staging = StagingBuffers((max_requests, width), torch.int64, device)
 
     def lay_out(self, slices: Sequence[RequestSlice], shape: DecodeShape) -> LaidOutStep:
-        """Upload the tables of requests with a token each, filled up with rows of no request.
+        """Upload the tables of requests with few tokens, filled up with rows of no request.
 
         Raises:
             InvariantError: A row that attention must read is not stored (I5).
@@ -111,11 +159,15 @@ class EntryTables:
         host[:] = 0
         host[len(slices) :, 0] = -1
         for row, item in zip(host, slices, strict=False):
-            row[0], row[1] = item.start, item.read_from
+            row[:_NUM_BOUNDS] = item.start, item.read_from, item.num_tokens
             first = _NUM_BOUNDS
-            for group, table, width in zip(
-                self._layout.groups, item.tables, self._widths, strict=True
+            for group_id, (group, table, width) in enumerate(
+                zip(self._layout.groups, item.tables, self._widths, strict=True)
             ):
+                if group.state is not None:
+                    _put_states(row[first : first + 1 + width], item, group, group_id)
+                    first += 1 + width
+                    continue
                 # Only the blocks that the step reads and writes.
                 reach = _find_reach(group)
                 lowest = 0 if reach is None else max(0, item.start - reach) // group.block_size
@@ -135,16 +187,19 @@ class EntryTables:
         """
         starts = np.array([item.start for item in slices], dtype=np.int64)
         read_from = np.array([item.read_from for item in slices], dtype=np.int64)
-        ends = starts + 1
+        ends = starts + np.array([item.num_tokens for item in slices], dtype=np.int64)
         for group_id, group in enumerate(self._layout.groups):
+            if group.state is not None:
+                continue
             if group.kind == "window":
                 low, high = np.maximum(read_from, starts - (group.window - 1)), starts
-            elif group.kind == "dense":
+            elif group.kind in ("dense", "keys"):
                 low, high = np.zeros_like(starts), ends // group.ratio * group.ratio
             else:
-                rows = _rows_read(group)
-                low = np.maximum(ends - rows, 0)
-                high = np.where(ends % group.ratio == 0, starts, low)
+                # The first window that the step may complete is the longest open one.
+                opened = starts // group.ratio
+                low = np.maximum((opened + 1) * group.ratio - _rows_read(group), 0)
+                high = np.where(ends // group.ratio > opened, starts, low)
             # One position a block is enough.
             size = group.block_size
             first = low // size
@@ -154,63 +209,138 @@ class EntryTables:
             tables = [item.tables[group_id] for item in slices]
             BlockLookup(tables, group, _HOST).locate(requests, positions)
 
-    def expand(self, shape: DecodeShape) -> StepMetadata:
+    def expand(self, shape: DecodeShape) -> ExpandedStep:
         """Return the tables that layers read, computed on the device."""
         rows = self.buffer[: shape.num_requests]
-        starts, read_from = rows[:, :1], rows[:, 1:2]
+        step = _Rows(rows[:, :1], rows[:, 1:2], rows[:, 2:3], shape)
         windows: dict[int, WindowMetadata] = {}
         states: dict[int, StateMetadata] = {}
         entries: dict[int, DenseMetadata] = {}
+        keys: dict[int, KeyMetadata] = {}
+        recurrent: dict[int, tuple[StateTables, StateLayout]] = {}
         first = _NUM_BOUNDS
         for group_id, (group, width) in enumerate(
             zip(self._layout.groups, self._widths, strict=True)
         ):
             table = _Table(group, rows[:, first : first + 1], rows[:, first + 1 :][:, :width])
             first += 1 + width
-            if group.kind == "window":
-                windows[group_id] = _expand_window(table, starts, read_from)
+            if group.state is not None:
+                recurrent[group_id] = _expand_recurrent(table, step), group.state
+            elif group.kind == "keys":
+                keys[group_id] = KeyMetadata(_own_rows(table, step), (), (), (_StoredKeys(table),))
+            elif group.kind == "window":
+                windows[group_id] = _expand_window(table, step)
             elif group.kind == "state":
-                states[group_id] = _expand_state(table, starts)
+                states[group_id] = _expand_state(table, step)
             else:
-                entries[group_id] = _expand_dense(table, starts, shape.limit)
-        return StepMetadata(
-            num_tokens=shape.num_requests,
-            decodes=(DecodeBatch(None, shape.num_requests),),
+                entries[group_id] = _expand_dense(table, step)
+        meta = StepMetadata(
+            num_tokens=shape.num_rows,
+            decodes=(DecodeBatch(None, shape.num_requests, shape.num_queries),),
             chunks=(),
-            plans=self._make_plans(starts, read_from, shape.limit),
+            plans=self._make_plans(step),
             windows=windows,
             states=states,
             entries=entries,
             group_of=self._layout.group_of,
-            keys={},
+            keys=keys,
+            state_runner=self._make_runner(recurrent, step),
         )
+        if shape.num_queries == 1:
+            return ExpandedStep(meta, None, None)
+        return ExpandedStep(meta, step.find_sources(), step.find_places())
 
-    def _make_plans(
-        self, starts: torch.Tensor, read_from: torch.Tensor, limit: int
-    ) -> Mapping[tuple[int, int], AttentionPlan]:
+    def _make_runner(
+        self, tables: Mapping[int, tuple[StateTables, StateLayout]], step: "_Rows"
+    ) -> "StateRunner":
+        slots = None
+        if self._drafts is not None and step.shape.num_queries > 1:
+            slots = step.find_draft_slots().to(torch.int32)
+        return StateRunner(tables, self._layout.group_of, self._kv_caches, self._drafts, slots)
+
+    def _make_plans(self, step: "_Rows") -> Mapping[tuple[int, int], AttentionPlan]:
         groups = self._layout.groups
         lengths = sorted({group.window for group in groups if group.kind == "window"})
         ratios = sorted({group.ratio for group in groups if group.kind == "dense"})
-        device = starts.device
+        device = step.starts.device
+        # [B, Q, 1] of the queries, from the request's start on.
+        offsets = step.offsets[:, :, None]
         plans = {}
         for window in lengths:
-            before = torch.arange(1 - window, 1, device=device) + starts
-            sees_rows = before >= read_from
-            # The last key is the query's own, of padding too: a row without keys is no number.
-            sees_rows[:, -1].fill_(True)
+            keys = torch.arange(1 - window, MAX_DECODE_QUERIES, device=device)
+            # The query's own key is seen in padding too: a row without keys is no number.
+            is_there = (keys >= 0) | (keys + step.starts >= step.read_from)
+            sees_rows = is_there[:, None] & (keys <= offsets) & (keys > offsets - window)
             for ratio in (0, *ratios):
                 parts = [sees_rows]
                 if ratio:
-                    numbers = torch.arange(limit // ratio, device=device)
-                    parts.insert(0, numbers < (starts + 1) // ratio)
-                mask = torch.zeros(
-                    (len(starts), sum(part.shape[1] for part in parts)),
-                    dtype=torch.float32,
-                    device=device,
-                )
-                mask = mask.masked_fill(~torch.cat(parts, 1), float("-inf"))
-                plans[window, ratio] = AttentionPlan((mask[:, None, None],), ())
+                    numbers = torch.arange(step.shape.limit // ratio, device=device)
+                    parts.append(numbers < (step.positions[:, :, None] + 1) // ratio)
+                seen = torch.cat(parts, 2)
+                mask = torch.zeros(seen.shape, dtype=torch.float32, device=device)
+                mask = mask.masked_fill(~seen, float("-inf"))
+                plans[window, ratio] = AttentionPlan((mask[:, :, None],), ())
         return plans
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The requests of a step on the device.
+
+    Attributes:
+        starts: Their first positions, int64 [B, 1]; negative: no request.
+        read_from: The first positions whose window rows are stored [B, 1].
+        counts: Their tokens [B, 1]; of no request 0.
+        shape: B requests of Q rows each.
+    """
+
+    starts: torch.Tensor
+    read_from: torch.Tensor
+    counts: torch.Tensor
+    shape: DecodeShape
+
+    @property
+    def _queries(self) -> torch.Tensor:
+        return torch.arange(self.shape.num_queries, device=self.starts.device)
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """Of each row [B, Q], from its request's start on; of padding the last one's."""
+        return torch.minimum(self._queries, (self.counts - 1).clamp(min=0))
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Of each row [B, Q]; of no request negative."""
+        return self.starts + self.offsets
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """Positions behind the step [B, 1]; of no request negative."""
+        return self.starts + self.counts
+
+    @property
+    def are_there(self) -> torch.Tensor:
+        """Which rows [B, Q] are no padding."""
+        return self._queries < self.counts
+
+    def find_sources(self) -> torch.Tensor:
+        """Returns the flat row of each row [B * Q]."""
+        flat = (self.counts.cumsum(0) - self.counts + self.offsets).flatten()
+        return flat.clamp(max=self.shape.num_rows - 1)
+
+    def find_draft_slots(self) -> torch.Tensor:
+        """Returns each row's number among the drafts [B * Q]; of first rows and padding -1."""
+        counts = (self.counts - 1).clamp(min=0)
+        numbers = counts.cumsum(0) - counts + self._queries - 1
+        return numbers.masked_fill(~self.are_there | (self._queries == 0), -1).flatten()
+
+    def find_places(self) -> torch.Tensor:
+        """Returns the row of each flat row [B * Q]; for those behind the step's some row."""
+        ends = self.counts.cumsum(0)
+        flat = torch.arange(self.shape.num_rows, device=ends.device)
+        requests = (flat >= ends).sum(0).clamp(max=self.shape.num_requests - 1)
+        offsets = flat - (ends - self.counts).flatten()[requests]
+        return requests * self.shape.num_queries + offsets.clamp(0, self.shape.num_queries - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,18 +361,110 @@ class _Table:
         return PageRows(blocks.masked_fill(~is_inside, 0), rows)
 
 
-def _own_rows(table: _Table, starts: torch.Tensor) -> RowWrites:
-    own = table.locate(starts, starts >= 0)
+@dataclass(frozen=True, slots=True)
+class _StoredKeys:
+    """A decode batch's keys, all of them stored; a ``PicksKeys``."""
+
+    table: _Table
+
+    def pick_rows(
+        self, positions: torch.Tensor, own: torch.Tensor, read: Callable[[PageRows], torch.Tensor]
+    ) -> torch.Tensor:
+        """See ``PicksKeys``."""
+        del own
+        return read(self.table.locate(positions, positions >= 0))
+
+
+@dataclass(frozen=True, slots=True)
+class StateRunner:
+    """Takes recurrent states through a step by a kernel; a ``RunsStates``.
+
+    Attributes:
+        tables: By group id.
+        group_of: Cache name -> group id.
+        kv_caches: Cache name -> pages.
+        drafts: What keeps them until they are settled; None: there are none.
+        draft_slots: int32 [T]: where each row is kept; negative: it is no draft.
+    """
+
+    tables: Mapping[int, tuple[StateTables, StateLayout]]
+    group_of: Mapping[str, int]
+    kv_caches: Mapping[str, torch.Tensor]
+    drafts: DraftStates | None = None
+    draft_slots: torch.Tensor | None = None
+
+    def run_states(
+        self,
+        cache_name: str,
+        number: int,
+        num_key_heads: int,
+        channels: torch.Tensor,
+        weight: torch.Tensor,
+        logs: torch.Tensor,
+        rates: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``RunsStates``.
+
+        Mutates:
+            The states' pages, and what is kept of drafts.
+        """
+        if self.drafts is not None and self.draft_slots is not None:
+            inputs = StateInputs(channels, weight, logs, rates, num_key_heads)
+            self.drafts.keep(number, self.draft_slots, inputs)
+        tables, layout = self.tables[self.group_of[cache_name]]
+        pages = self.kv_caches[cache_name]
+        return run_states(
+            channels, weight, logs, rates, pages, layout, number, num_key_heads, tables
+        )
+
+
+def _put_states(row: np.ndarray, item: RequestSlice, group: GroupLayout, group_id: int) -> None:
+    """Writes whether a request begins with a state, its blocks, and those of the state it leaves.
+
+    Raises:
+        InvariantError: It has no blocks (I5).
+    """
+    assert group.state is not None
+    num_blocks = group.state.num_blocks
+    _, ids = find_states([item], group, group_id, 0)
+    row[0] = len(ids) == 2
+    row[1 : 1 + num_blocks] = ids[0]
+    row[1 + num_blocks :] = ids[-1]
+
+
+def _expand_recurrent(table: _Table, step: _Rows) -> StateTables:
+    ids, counts = table.block_ids, step.counts[:, 0]
+    width = ids.shape[1]
+    numbers = torch.arange(len(ids), device=ids.device)
+    begins = (counts > 0) & (table.bases[:, 0] > 0)
+    owners = numbers[:, None].expand(step.are_there.shape)
+    # Every request leaves the state behind its first token.
+    columns = [
+        owners.masked_fill(~step.are_there, -1).flatten(),
+        numbers * step.shape.num_queries,
+        counts,
+        (numbers * width).masked_fill(~begins, -1),
+        numbers,
+        counts > 0,
+        torch.ones_like(numbers),
+        numbers * width + width // 2,
+        ids.flatten(),
+    ]
+    return StateTables(*(column.to(torch.int32) for column in columns))
+
+
+def _own_rows(table: _Table, step: _Rows) -> RowWrites:
+    own = table.locate(step.positions, step.are_there)
     return RowWrites(None, PageRows(own.blocks.flatten(), own.rows.flatten()))
 
 
-def _expand_window(table: _Table, starts: torch.Tensor, read_from: torch.Tensor) -> WindowMetadata:
-    window = table.group.window
+def _expand_window(table: _Table, step: _Rows) -> WindowMetadata:
+    window, starts = table.group.window, step.starts
     positions = torch.arange(1 - window, 0, device=starts.device) + starts
-    source = table.locate(positions, (starts >= 0) & (positions >= read_from))
-    lengths = torch.minimum(starts - read_from, torch.full_like(starts, window - 1)).flatten()
+    source = table.locate(positions, (starts >= 0) & (positions >= step.read_from))
+    lengths = torch.minimum(starts - step.read_from, torch.full_like(starts, window - 1)).flatten()
     return WindowMetadata(
-        writes=_own_rows(table, starts),
+        writes=_own_rows(table, step),
         decode_reads=(PaddedRows(source, lengths, 0, None),),
         chunk_reads=(),
     )
@@ -253,39 +475,57 @@ def _rows_read(group: GroupLayout) -> int:
     return group.ratio * (2 if group.has_overlap else 1)
 
 
-def _expand_state(table: _Table, starts: torch.Tensor) -> StateMetadata:
-    """Every request's window, as if this step completed it: entries of others go nowhere.
+def _find_window_ends(step: _Rows, ratio: int) -> torch.Tensor:
+    """Returns where the windows [B, N] end that the step may complete, the open one first."""
+    number = torch.arange(cdiv(step.shape.num_queries, ratio), device=step.starts.device)
+    return (step.starts.clamp(min=0) // ratio + 1 + number) * ratio
 
-    The last row of a window is the step's own, the others are read from pages.
+
+def _expand_state(table: _Table, step: _Rows) -> StateMetadata:
+    """Every request's windows, as if this step completed them: entries of others go nowhere.
+
+    The rows before the step's own are read from pages; a window that the step leaves open has its
+    last row again where it lacks some.
     """
-    group, device = table.group, starts.device
-    num_requests, num_rows, ratio = len(starts), _rows_read(table.group), table.group.ratio
-    positions = torch.arange(1 - num_rows, 1, device=device) + starts
-    prior = table.locate(positions, starts >= 0)
-    index = torch.arange(num_requests * num_rows, device=device).view(num_requests, num_rows)
-    own = torch.arange(num_requests, device=device)[:, None] + num_requests * num_rows
-    windows = torch.cat([index[:, num_rows - ratio : -1], own], 1)
+    group, starts = table.group, step.starts
+    num_rows, ratio = _rows_read(group), group.ratio
+    num_requests, num_queries = step.shape.num_requests, step.shape.num_queries
+    num_prior = num_rows - 1
+    prior = table.locate(torch.arange(-num_prior, 0, device=starts.device) + starts, starts >= 0)
+    ends = _find_window_ends(step, ratio)
+    requests = torch.arange(num_requests, device=starts.device)[:, None, None]
+
+    def index_rows(first: int) -> torch.Tensor:
+        """Returns the rows [B * N, ratio] from ``first`` on behind the windows' ends."""
+        offsets = (
+            torch.arange(first, first + ratio, device=starts.device) + (ends - starts)[..., None]
+        )
+        own = num_requests * num_prior + requests * num_queries + offsets.clamp(0, num_queries - 1)
+        before = requests * num_prior + (offsets + num_prior).clamp(0, num_prior - 1)
+        return torch.where(offsets < 0, before, own).flatten(0, 1)
+
     previous, no_previous = None, None
     if group.has_overlap:
-        previous = index[:, :ratio]
-        no_previous = (starts < 2 * ratio - 1)[:, :, None]
+        previous = index_rows(-2 * ratio)
+        no_previous = (ends == ratio).view(-1, 1, 1)
     return StateMetadata(
-        writes=_own_rows(table, starts),
-        phases=(starts.clamp(min=0) % ratio).flatten(),
+        writes=_own_rows(table, step),
+        phases=(step.positions.clamp(min=0) % ratio).flatten(),
         prior=PageRows(prior.blocks.flatten(), prior.rows.flatten()),
-        windows=windows,
+        windows=index_rows(-ratio),
         previous_windows=previous,
         no_previous=no_previous,
-        entry_positions=(starts + 1 - ratio).clamp(min=0).flatten(),
+        entry_positions=(ends - ratio).flatten(),
     )
 
 
-def _expand_dense(table: _Table, starts: torch.Tensor, limit: int) -> DenseMetadata:
+def _expand_dense(table: _Table, step: _Rows) -> DenseMetadata:
     ratio = table.group.ratio
-    lengths = (starts + 1) // ratio
-    entries = torch.arange(limit // ratio, device=starts.device)
-    source = table.locate((entries * ratio).expand(len(starts), -1), entries < lengths)
-    target = table.locate(starts + 1 - ratio, (starts >= 0) & ((starts + 1) % ratio == 0))
+    lengths = step.ends // ratio
+    entries = torch.arange(step.shape.limit // ratio, device=lengths.device)
+    source = table.locate((entries * ratio).expand(len(lengths), -1), entries < lengths)
+    ends = _find_window_ends(step, ratio)
+    target = table.locate(ends - ratio, ends <= step.ends)
     return DenseMetadata(
         target=PageRows(target.blocks.flatten(), target.rows.flatten()),
         decode_reads=(PaddedRows(source, lengths.flatten(), 0, None),),
@@ -300,9 +540,12 @@ def _find_reach(group: GroupLayout) -> int | None:
     return _rows_read(group) - 1 if group.kind == "state" else None
 
 
-def _most_blocks(group: GroupLayout, max_tokens: int) -> int:
+def _most_blocks(group: GroupLayout, max_queries: int, max_tokens: int) -> int:
     """Returns the most blocks of a request that a decode step reads or writes."""
+    if group.state is not None:
+        # Those of the state that a request begins with, and of the one that it leaves.
+        return 2 * group.state.num_blocks
     reach = _find_reach(group)
     if reach is None:
         return cdiv(max_tokens, group.block_size)
-    return reach // group.block_size + 2
+    return (reach + max_queries - 1) // group.block_size + 2

@@ -105,8 +105,8 @@ def _build_decode(
     if window:
         is_visible &= keys[:, None] > queries[:, :, None] - window
     mask = None if is_visible.all() else _to_mask(is_visible[:, None], lookup.device)
-    bounds = tuple(zip(starts.tolist(), (starts + counts).tolist(), strict=True))
-    return DecodeKeys(source, has_own, mask, bounds)
+    origins = upload((ends - num_keys)[:, None], lookup.device)
+    return DecodeKeys(source, has_own, mask, origins)
 
 
 def _are_stored(batch: StepBatch, requests: np.ndarray, lookup: BlockLookup) -> bool:

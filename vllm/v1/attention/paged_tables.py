@@ -1,11 +1,16 @@
 """One step's tables for kernels that read pages themselves, in one buffer and one upload.
 
     requests: starts, counts, first rows | by group: bounds, tables | tiles | slots | rows'
-    requests, where there are states | block ids
+    requests and drafts' places, where there are states | block ids
 
-All of a step is int32 in one buffer at a fixed address. A step of R requests with T rows and N
-tiles always lies the same way, so a graph that was captured for such a step finds the next one's
-tables where it found the last one's; only block ids, at the end, vary in number.
+All of a step is int32 in one buffer at a fixed address. Steps of one ``StepShape`` always lie the
+same way, so a graph that was captured for such a step finds the next one's tables where it found
+the last one's; only block ids, at the end, vary in number:
+
+    shape    4 requests, 8 rows, up to 2 tokens of a request
+    step     | a a | b | c c |             its own rows first, one request behind the other
+             | a a | b | c c | - - - |     rows of no token: they read and write no pages
+    tiles    of one query  b - - -         of several  a c - -
 
 Requests fall into classes by their own number of tokens, which fixes the shape of their tiles and
 the splits of their contexts: a row's bits then depend on its request alone.
@@ -18,16 +23,18 @@ import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
-from vllm.utils.uploads import StagingBuffers
+from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.block_lookup import BlockLookup
+from vllm.v1.attention.draft_states import DraftStates, StateInputs
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED
 from vllm.v1.attention.ops.triton.paged_attention import PagedRequests, ScorePlan, attend_pages
 from vllm.v1.attention.ops.triton.pages import write_slots
 from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
-from vllm.v1.attention.recurrent_tables import find_states
+from vllm.v1.attention.recurrent_tables import NUM_BY_REQUEST, count_stores, find_states
 from vllm.v1.attention.step_batch import ragged_arange
-from vllm.v1.attention.step_tables import GuessedRows, RequestSlice
+from vllm.v1.attention.step_tables import RequestSlice
+from vllm.v1.attention.table_buffer import TableBuffer, TableColumns
 from vllm.v1.kv_cache_specs.layouts import StateLayout
 
 # Requests with at most so many tokens read a long context with few queries: it is split.
@@ -42,6 +49,36 @@ _NUM_BOUNDS = {"keys": 4, "recurrent": 5}
 _HOST = torch.device("cpu")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class StepShape:
+    """What fixes how the tables of a step lie. It serves steps of at most so much of each.
+
+    Attributes:
+        most_tokens: Of one request.
+        num_rows: Of all, with those of no token.
+        num_requests: With those of padding.
+    """
+
+    most_tokens: int
+    num_rows: int
+    num_requests: int
+
+    def count_stores(self, unit: int) -> int:
+        """Return how many recurrent states a step may leave."""
+        return self.num_requests * count_stores(self.most_tokens, unit)
+
+
+def count_split_bytes(shape: StepShape, width: int) -> int:
+    """Return what the parts of split contexts take while a layer of a step attends.
+
+    Args:
+        shape: Of the step.
+        width: Values of all heads' outputs of a token.
+    """
+    places = min(shape.num_rows, shape.num_requests * min(shape.most_tokens, _MAX_FEW_QUERIES))
+    return _SPLITS * places * width * torch.float32.itemsize
+
+
 @dataclass(frozen=True, slots=True)
 class TileClass:
     """Tiles of one shape.
@@ -49,11 +86,13 @@ class TileClass:
     Attributes:
         tiles: Where they stand among all tiles.
         queries_per_tile: Queries of each.
+        places_per_tile: Of these, what a tile of this step may have.
         num_splits: Parts of each context.
     """
 
     tiles: slice
     queries_per_tile: int
+    places_per_tile: int
     num_splits: int
 
 
@@ -83,8 +122,10 @@ class PagedTables:
         states: By group id, those that keep recurrent states.
         group_of: Cache name -> group id.
         kv_caches: Cache name -> pages.
-        is_decode: Whether every request has one token.
-        drafts: Of requests that have some, in order.
+        shape: What it was filled up to; None: it has no rows of no token.
+        draft_slots: int32 [T]: where each draft's inputs of recurrent layers are kept until it is
+            settled; negative: nowhere. None: there are no such layers, or no drafts.
+        drafts: Keeps them.
     """
 
     num_tokens: int
@@ -93,12 +134,18 @@ class PagedTables:
     states: Mapping[int, tuple[StateTables, StateLayout]]
     group_of: Mapping[str, int]
     kv_caches: Mapping[str, torch.Tensor]
-    is_decode: bool
-    drafts: tuple[GuessedRows, ...] = ()
+    shape: StepShape | None = None
+    draft_slots: torch.Tensor | None = None
+    drafts: DraftStates | None = None
 
     @property
     def pages(self) -> "PagedTables":
         """Itself: layers attend by ``attend``."""
+        return self
+
+    @property
+    def state_runner(self) -> "PagedTables":
+        """Itself: recurrent layers run by ``run_states``."""
         return self
 
     def itself(self) -> "PagedTables":
@@ -144,15 +191,21 @@ class PagedTables:
             write_slots(cache, group.slots, rows)
         num_rows, heads, width = queries.shape
         width = latent_dim or width
-        # Rows of no request are in no tile, and must be numbers all the same.
-        make = torch.zeros if self.is_decode else torch.empty
+        # Rows of no token are in no tile, and must be numbers all the same.
+        make = torch.empty if self.shape is None else torch.zeros
         into = (
             make((num_rows, heads, width), dtype=queries.dtype, device=queries.device),
             torch.empty((num_rows, heads), dtype=torch.float32, device=queries.device),
         )
         for tiles, requests in zip(self.classes, group.requests, strict=True):
             plan = ScorePlan(
-                scale, soft_cap, group.window, tiles.queries_per_tile, tiles.num_splits, latent_dim
+                scale,
+                soft_cap,
+                group.window,
+                tiles.queries_per_tile,
+                tiles.num_splits,
+                latent_dim,
+                tiles.places_per_tile,
             )
             attend_pages(queries, rows, cache, requests, plan, sinks, into)
         return into[0]
@@ -179,8 +232,11 @@ class PagedTables:
             rates: fp32 [T, H]: of writing.
 
         Mutates:
-            The states' pages.
+            The states' pages, and what is kept of drafts.
         """
+        if self.draft_slots is not None and self.drafts is not None:
+            inputs = StateInputs(channels, weight, logs, rates, num_key_heads)
+            self.drafts.keep(number, self.draft_slots, inputs)
         tables, layout = self.states[self.group_of[cache_name]]
         pages = self.kv_caches[cache_name]
         return run_states(
@@ -206,8 +262,9 @@ class PagedTablesBuilder:
         group_size: Most query heads of one key head.
         width: Most values of a query.
         device: Where the kernels run.
+        drafts: What keeps drafts, where there are recurrent layers.
 
-    Owns: the buffer on the device, and those of the host that it is filled from.
+    Owns: the buffer that tables lie in.
     """
 
     def __init__(
@@ -217,86 +274,122 @@ class PagedTablesBuilder:
         group_size: int,
         width: int,
         device: torch.device,
+        drafts: DraftStates | None = None,
     ) -> None:
-        self._layout, self._kv_caches, self._device = layout, kv_caches, device
+        self._layout, self._kv_caches = layout, kv_caches
         rows = min(_PREFILL_ROWS, max(_MIN_PREFILL_ROWS, _PREFILL_VALUES // width))
         self._prefill_queries = max(1, rows // group_size)
         self._has_states = any(group.state is not None for group in layout.groups)
-        self._device_buffer = torch.zeros(0, dtype=torch.int32, device=device)
-        self._staging = StagingBuffers((0,), torch.int32, device)
+        self._drafts = drafts
+        self._buffer = TableBuffer(device)
 
     @property
-    def buffer(self) -> torch.Tensor:
-        """Where tables lie on the device."""
-        return self._device_buffer
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """Where tables lie on the device, and what is kept of drafts."""
+        kept = () if self._drafts is None else (self._drafts.kept,)
+        return (self._buffer.values, *kept)
 
-    def reserve(self, num_values: int) -> None:
-        """Make the buffers hold ``num_values``; tables handed out before are not valid afterwards.
+    def fix(self, shapes: Sequence[StepShape], max_blocks: int) -> None:
+        """Make the buffers hold any step of some shapes, at addresses that stay.
 
-        A graph needs their address to stay: reserve the most that a captured step may take, first.
+        Args:
+            shapes: The shapes.
+            max_blocks: Block ids of one request.
         """
-        if num_values <= len(self._device_buffer):
-            return
-        size = 1 << (num_values - 1).bit_length()
-        self._device_buffer = torch.zeros(size, dtype=torch.int32, device=self._device)
-        # Copies from those before may not have been made yet: torch keeps pinned memory for them.
-        self._staging = StagingBuffers((size,), torch.int32, self._device)
+        for shape in shapes:
+            columns, _ = self._lay_out([], shape)
+            self._buffer.reserve(columns.count_values(shape.num_requests * max_blocks))
+        self._buffer.fix()
+        if self._drafts is not None:
+            self._drafts.fix()
 
     def __call__(
-        self, slices: Sequence[RequestSlice], layout: CacheLayout, num_padded: int = 0
+        self,
+        slices: Sequence[RequestSlice],
+        layout: CacheLayout,
+        shape: StepShape | None = None,
     ) -> PagedTables:
         """Lays a step out and uploads it.
 
         Args:
             slices: The requests in flat-batch order; those without tokens are ignored.
             layout: As at construction.
-            num_padded: Rows of a decode step, filled up with rows of no request; 0: as many as
-                there are.
+            shape: What it is filled up to, with requests and rows that are none; None: nothing.
 
         Raises:
             InvariantError: A row that attention must read is not stored (I5).
         """
         del layout
-        kept = [item for item in slices if item.num_tokens]
+        columns, classes = self._lay_out([item for item in slices if item.num_tokens], shape)
+        views, block_ids = self._buffer.upload(columns)
+        return self._make_tables(views, block_ids, classes, shape)
+
+    def _lay_out(
+        self, kept: Sequence[RequestSlice], shape: StepShape | None
+    ) -> tuple[TableColumns, tuple[TileClass, ...]]:
+        """Returns a step's columns, and the shapes of its tiles.
+
+        Raises:
+            InvariantError: A row that attention must read is not stored (I5).
+        """
         starts = np.array([item.start for item in kept], dtype=np.int64)
         counts = np.array([item.num_tokens for item in kept], dtype=np.int64)
-        # A step of padding alone is one that a graph is captured from.
-        is_decode = int(counts.max()) == 1 if len(kept) else bool(num_padded)
-        num_padding = max(0, num_padded - len(kept))
-        assert not num_padding or is_decode, "only decode steps are filled up"
-        row_starts = np.cumsum(counts) - counts
-        classes, tile_requests, tile_queries = self._make_tiles(counts, num_padding)
-        parts: list[np.ndarray] = [starts, counts, row_starts]
         request_of_row = np.repeat(np.arange(len(kept)), counts)
+        num_requests, num_rows = len(kept), len(request_of_row)
+        if shape is not None:
+            num_requests, num_rows = shape.num_requests, shape.num_rows
+        columns = TableColumns()
+        for values in (starts, counts, np.cumsum(counts) - counts):
+            columns.add(values, num_requests)
         rows = _Rows(starts, counts, ragged_arange(starts, counts))
-        num_ids = 0
-        ids: list[np.ndarray] = []
-        slot_rows: list[np.ndarray] = []
-        bounds: list[np.ndarray] = []
+        slots: list[np.ndarray] = []
         for group_id, group in enumerate(self._layout.groups):
             if group.state is not None:
-                columns, tables = find_states(kept, group, group_id, num_ids)
-                bounds += columns
-                ids += tables
-                num_ids += sum(map(len, tables))
+                found, ids = find_states(kept, group, group_id, columns.num_ids)
+                num_stores = len(found[-1])
+                if shape is not None:
+                    num_stores = shape.count_stores(group.block_size)
+                for values in found[:NUM_BY_REQUEST]:
+                    columns.add(values, num_requests)
+                for values in found[NUM_BY_REQUEST:]:
+                    columns.add(values, num_stores)
+                columns.add_ids(ids)
                 continue
-            own, slots = self._read_keys(kept, group, group_id, num_ids, request_of_row, rows)
-            bounds += own
-            slot_rows.append(slots)
-            ids += [item.tables[group_id].block_ids for item in kept]
-            num_ids += sum(len(item.tables[group_id].block_ids) for item in kept)
+            bounds, own = self._read_keys(
+                kept, group, group_id, columns.num_ids, request_of_row, rows
+            )
+            for values in bounds:
+                columns.add(values, num_requests)
+            slots.append(own)
+            columns.add_ids([item.tables[group_id].block_ids for item in kept])
+        classes, tile_requests, tile_queries = self._make_tiles(counts, shape)
+        for values in (tile_requests, tile_queries):
+            columns.add(values, len(values))
         if self._has_states:
-            slot_rows.append(request_of_row)
-        sizes = [len(part) + num_padding for part in (*parts, *bounds)]
-        sizes += [len(tile_requests)] * 2
-        sizes += [len(request_of_row) + num_padding] * len(slot_rows)
-        parts += [*bounds, tile_requests, tile_queries, *slot_rows]
-        drafts = tuple(
-            GuessedRows(int(row) + item.num_tokens, item.num_drafts)
-            for row, item in zip(row_starts, kept, strict=True)
-            if item.num_drafts
-        )
-        return self._upload(parts, sizes, ids, classes, is_decode, drafts)
+            slots.append(request_of_row)
+            if draft_slots := self._place_drafts(kept, shape):
+                slots += draft_slots
+        for values in slots:
+            columns.add(values, num_rows)
+        return columns, classes
+
+    def _place_drafts(
+        self, kept: Sequence[RequestSlice], shape: StepShape | None
+    ) -> list[np.ndarray]:
+        """Returns where each row is kept as a draft, if some may be."""
+        counts = np.array([item.num_drafts for item in kept], dtype=np.int64)
+        total = int(counts.sum())
+        has_drafts = shape.most_tokens > 1 if shape is not None else total > 0
+        if self._drafts is None or not has_drafts:
+            return []
+        if shape is not None:
+            # Each request has a token that is none.
+            total = min(shape.num_rows, shape.num_requests * (shape.most_tokens - 1))
+        self._drafts.reserve(total)
+        ends = np.cumsum([item.num_tokens for item in kept], dtype=np.int64)
+        places = np.full(int(ends[-1]) if len(ends) else 0, -1, dtype=np.int64)
+        places[ragged_arange(ends - counts, counts)] = np.arange(int(counts.sum()))
+        return [places]
 
     def _read_keys(
         self,
@@ -333,32 +426,39 @@ class PagedTablesBuilder:
         return [own_from, read_from, table_starts, bases], np.where(blocks == 0, -1, slots)
 
     def _make_tiles(
-        self, counts: np.ndarray, num_padding: int
+        self, counts: np.ndarray, shape: StepShape | None
     ) -> tuple[tuple[TileClass, ...], np.ndarray, np.ndarray]:
         """Returns the classes, and each tile's request and first query."""
         few, many = _MAX_FEW_QUERIES, self._prefill_queries
-        few_queries = min(few, many)
+        most_tokens = shape.most_tokens if shape is not None else int(counts.max(initial=0))
+        # Fewest and most tokens of a request, queries of a tile, parts of a context.
         choices = (
-            (counts == 1, 1, _SPLITS),
-            ((counts > 1) & (counts <= few), few_queries, _SPLITS),
-            (counts > few, many, 1),
+            (1, 1, 1, _SPLITS),
+            (2, few, min(few, many), _SPLITS),
+            (few + 1, most_tokens, many, 1),
         )
         classes: list[TileClass] = []
         owners: list[np.ndarray] = []
         firsts: list[np.ndarray] = []
         num_tiles = 0
-        for is_ours, num_queries, num_splits in choices:
-            requests = np.flatnonzero(is_ours)
+        for fewest, most, num_queries, num_splits in choices:
+            most = min(most, most_tokens)
+            if fewest > most:
+                continue
+            requests = np.flatnonzero((counts >= fewest) & (counts <= most))
             tiles = -(-counts[requests] // num_queries)
             owner = np.repeat(requests, tiles)
             first = ragged_arange(np.zeros(len(tiles), dtype=np.int64), tiles) * num_queries
-            if num_queries == 1 and num_padding:
+            if shape is not None:
+                # So many requests of this class may there be.
+                num_owners = min(shape.num_requests, shape.num_rows // fewest)
+                num_padding = num_owners * cdiv(most, num_queries) - len(owner)
                 owner = np.concatenate([owner, np.full(num_padding, -1)])
                 first = np.concatenate([first, np.zeros(num_padding, dtype=np.int64)])
             if not len(owner):
                 continue
             part = slice(num_tiles, num_tiles + len(owner))
-            classes.append(TileClass(part, num_queries, num_splits))
+            classes.append(TileClass(part, num_queries, min(num_queries, most), num_splits))
             owners.append(owner)
             firsts.append(first)
             num_tiles = part.stop
@@ -367,57 +467,24 @@ class PagedTablesBuilder:
             return (), nothing, nothing
         return tuple(classes), np.concatenate(owners), np.concatenate(firsts)
 
-    def _upload(
+    def _make_tables(
         self,
-        parts: Sequence[np.ndarray],
-        sizes: Sequence[int],
-        ids: Sequence[np.ndarray],
+        views: tuple[torch.Tensor, ...],
+        block_ids: torch.Tensor,
         classes: tuple[TileClass, ...],
-        is_decode: bool,
-        drafts: tuple[GuessedRows, ...],
+        shape: StepShape | None,
     ) -> PagedTables:
-        """Fills the buffers; padding is -1 in tiles and slots, and of no matter elsewhere."""
-        num_fixed = sum(sizes)
-        num_values = num_fixed + sum(map(len, ids)) + 1
-        self.reserve(num_values)
-        staged = self._staging.take()
-        host = staged.numpy()
-        first = 0
-        for part, size in zip(parts, sizes, strict=True):
-            host[first : first + len(part)] = part
-            host[first + len(part) : first + size] = -1
-            first += size
-        for table in ids:
-            host[first : first + len(table)] = table
-            first += len(table)
-        host[first] = 0
-        self._staging.send(staged[:num_values], self._device_buffer[:num_values])
-        views = torch.split(self._device_buffer[:num_fixed], list(sizes))
         starts, counts, row_starts = views[:3]
-        found = 3 + sum(_NUM_BOUNDS[group.kind] for group in self._layout.groups)
-        tiles, queries = views[found : found + 2]
-        slots = iter(views[found + 2 :])
-        row_requests = views[-1]
-        block_ids = self._device_buffer[num_fixed:]
-        groups, states = {}, {}
+        num_bounds = [_NUM_BOUNDS[group.kind] for group in self._layout.groups]
+        tiles, queries, *by_row = views[3 + sum(num_bounds) :]
+        slots = iter(by_row)
+        groups, requests_and_stores = {}, {}
         found = 3
         for group_id, group in enumerate(self._layout.groups):
-            own = views[found : found + _NUM_BOUNDS[group.kind]]
+            own = views[found : found + num_bounds[group_id]]
             found += len(own)
             if group.state is not None:
-                sources, store_firsts, store_counts, store_ends, store_tables = own
-                tables = StateTables(
-                    row_requests,
-                    row_starts,
-                    counts,
-                    sources,
-                    store_firsts,
-                    store_counts,
-                    store_ends,
-                    store_tables,
-                    block_ids,
-                )
-                states[group_id] = (tables, group.state)
+                requests_and_stores[group_id] = own, group.state
                 continue
             own_from, read_from, table_starts, bases = own
             requests = tuple(
@@ -436,15 +503,33 @@ class PagedTablesBuilder:
                 for part in classes
             )
             groups[group_id] = GroupTables(requests, next(slots), group.window)
+        states = {}
+        if self._has_states:
+            row_requests = next(slots)
+            for group_id, (own, state) in requests_and_stores.items():
+                sources, store_firsts, store_counts, store_ends, store_tables = own
+                tables = StateTables(
+                    row_requests,
+                    row_starts,
+                    counts,
+                    sources,
+                    store_firsts,
+                    store_counts,
+                    store_ends,
+                    store_tables,
+                    block_ids,
+                )
+                states[group_id] = (tables, state)
         return PagedTables(
-            num_tokens=sizes[-1],
+            num_tokens=len(by_row[0]),
             classes=classes,
             groups=groups,
             states=states,
             group_of=self._layout.group_of,
             kv_caches=self._kv_caches,
-            is_decode=is_decode,
-            drafts=drafts,
+            shape=shape,
+            draft_slots=next(slots, None),
+            drafts=self._drafts,
         )
 
 

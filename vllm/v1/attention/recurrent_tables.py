@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
+from vllm.utils.math_utils import cdiv
 from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.step_batch import StepBatch
@@ -28,6 +29,9 @@ from vllm.v1.attention.step_tables import (
     RequestSlice,
     StoredState,
 )
+
+NUM_BY_REQUEST = 3
+"""Columns that ``find_states`` gives by request; the others are by state that is left."""
 
 
 def build_recurrent_rows(
@@ -58,8 +62,8 @@ def find_states(
         num_ids: Block ids that stand before these.
 
     Returns:
-        The columns of ``StateTables`` from ``sources`` to ``store_tables``, and the block ids. In a
-        step of one token a request all columns are as long as the step.
+        The columns of ``StateTables`` from ``sources`` to ``store_tables``, and the block ids. The
+        first three have one value a request, the others one for each state that is left.
 
     Raises:
         InvariantError: As ``build_recurrent_rows``.
@@ -83,6 +87,16 @@ def find_states(
             ends.append(end)
             tables.append(place(blocks))
     return [np.array(column, dtype=np.int64) for column in columns], ids
+
+
+def count_stores(num_tokens: int, unit: int) -> int:
+    """Return how many states a request leaves at most, at ends of units and behind its last token.
+
+    Args:
+        num_tokens: Of a step.
+        unit: Tokens of a unit.
+    """
+    return 1 + cdiv(num_tokens - 1, unit)
 
 
 def build_settled_rows(

@@ -11,7 +11,7 @@ from vllm.utils.uploads import upload
 from vllm.v1.attention.step_tables import Chunk, DecodeBatch, RequestSlice
 
 # Requests with at most so many tokens are batched: a decode step with up to seven drafts.
-_MAX_DECODE_QUERIES = 8
+MAX_DECODE_QUERIES = 8
 
 # Decodes share a padded batch while their contexts are below this, then per doubling, and per
 # doubling of their tokens: padding then at most doubles the rows read and the queries, and a
@@ -75,7 +75,7 @@ class StepBatch:
         bucket_tokens = _KEY_BUCKET_TOKENS if reads_keys else _DECODE_BUCKET_TOKENS
         decode_requests = _bucket_decodes(starts, counts, bucket_tokens)
         chunk_requests = tuple(
-            int(request) for request in np.flatnonzero(counts > _MAX_DECODE_QUERIES)
+            int(request) for request in np.flatnonzero(counts > MAX_DECODE_QUERIES)
         )
         return cls(
             slices=kept,
@@ -147,7 +147,7 @@ def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _bucket_decodes(
     starts: np.ndarray, counts: np.ndarray, bucket_tokens: int
 ) -> tuple[np.ndarray, ...]:
-    requests = np.flatnonzero(counts <= _MAX_DECODE_QUERIES)
+    requests = np.flatnonzero(counts <= MAX_DECODE_QUERIES)
     if not len(requests):
         return ()
     if int(starts[requests].max()) < bucket_tokens and int(counts[requests].max()) == 1:

@@ -7,12 +7,16 @@ Python on the decode path. Two ways through a layer exist and give the same numb
   (``DecodeBatch``),
 * the others run one by one, their queries in tiles (``Chunk``).
 
-Keys of a query, in column order:
+Keys of a query, in column order, of a chunk and of a decode batch. Those of a batch stand where
+neither its other requests nor its number of tokens or entries move them, so that the order of a
+query's sums does not depend on these:
 
     | compressed entries 0..n-1 (or the indexer's choice) | window rows, then the step's own |
+    | window rows, the last ones last | own rows, the first ones first | compressed entries |
+      so many as a window has, less 1   MAX_DECODE_QUERIES               0..n-1, or the choice
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -184,12 +188,12 @@ class AttentionPlan:
     """Masks of one kind of layer: a window length with a compress ratio (0 for none).
 
     Attributes:
-        decode_masks: By decode batch: fp32 [B, Q, 1, entries + window + Q], 0 or -inf; None when
-            every query sees all keys.
+        decode_masks: By decode batch: fp32 [B, Q, 1, recent + entries], 0 or -inf; recent are
+            window - 1 + MAX_DECODE_QUERIES.
         chunk_tiles: By chunk: its tiles.
     """
 
-    decode_masks: tuple[torch.Tensor | None, ...]
+    decode_masks: tuple[torch.Tensor, ...]
     chunk_tiles: tuple[tuple[QueryTile, ...], ...]
 
 
@@ -258,13 +262,40 @@ class DecodeKeys:
         has_own: Whether the step's own rows are among them: they stand in pages by then. Else they
             follow, from the activations.
         mask: fp32 [B, 1, Q, L (+ Q)], 0 or -inf; None when every query sees all keys.
-        bounds: Of each request the first position in the step, and one past its last.
+        origins: int64 [B, 1]: the position of a request's first column, negative where other rows
+            stand in front.
     """
 
     source: PageRows
     has_own: bool
     mask: torch.Tensor | None
-    bounds: tuple[tuple[int, int], ...]
+    origins: torch.Tensor
+
+    def pick_rows(
+        self, positions: torch.Tensor, own: torch.Tensor, read: Callable[[PageRows], torch.Tensor]
+    ) -> torch.Tensor:
+        """See ``PicksKeys``."""
+        columns = positions - self.origins
+        if self.has_own:
+            source = self.source
+            return read(PageRows(source.blocks.gather(1, columns), source.rows.gather(1, columns)))
+        joined = torch.cat([read(self.source), own], 1)
+        return joined.gather(1, columns.unsqueeze(-1).expand(-1, -1, joined.shape[-1]))
+
+
+class PicksKeys(Protocol):
+    """Where single rows of a decode batch's requests are, for layers that choose among them."""
+
+    def pick_rows(
+        self, positions: torch.Tensor, own: torch.Tensor, read: Callable[[PageRows], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the rows [B, N, W] at positions [B, N] of the requests.
+
+        Args:
+            positions: Of the step's tokens or those before it.
+            own: The step's own rows [B, Q, W].
+            read: Reads rows of pages by addresses.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +337,13 @@ class KeyMetadata:
         writes: Rows to keep.
         decodes: By decode batch.
         chunks: By chunk.
+        picked: By decode batch; None: by ``decodes``, which captured steps lack.
     """
 
     writes: RowWrites
     decodes: tuple[DecodeKeys, ...]
     chunks: tuple[ChunkKeys, ...]
+    picked: tuple[PicksKeys, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,25 +377,29 @@ class RecurrentRows:
     num_drafts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GuessedRows:
-    """A request's rows of a step that are drafts.
+class RunsStates(Protocol):
+    """Kernels that read and store recurrent states by themselves, over the tables of one step."""
 
-    Attributes:
-        end: The flat row behind them.
-        count: How many.
-    """
+    def run_states(
+        self,
+        cache_name: str,
+        number: int,
+        num_key_heads: int,
+        channels: torch.Tensor,
+        weight: torch.Tensor,
+        logs: torch.Tensor,
+        rates: torch.Tensor,
+    ) -> torch.Tensor:
+        """Take the requests' states of the recurrent layer ``number`` through their rows.
 
-    end: int
-    count: int
+        Inputs of the convolution [T, C] by its weight [C, W], logarithms of decays [T, H] or
+        [T, H, K] and rates [T, H] to outputs [T, H, V]. What drafts do is kept until they are
+        settled.
+        """
 
 
-class AttendsPages(Protocol):
+class AttendsPages(RunsStates, Protocol):
     """Kernels that write and read pages by themselves, over the tables of one step."""
-
-    @property
-    def drafts(self) -> Sequence[GuessedRows]:
-        """Of requests that have drafts, in order."""
 
     def attend(
         self,
@@ -382,22 +419,6 @@ class AttendsPages(Protocol):
         layer (``is_owner``) are stored already.
         """
 
-    def run_states(
-        self,
-        cache_name: str,
-        number: int,
-        num_key_heads: int,
-        channels: torch.Tensor,
-        weight: torch.Tensor,
-        logs: torch.Tensor,
-        rates: torch.Tensor,
-    ) -> torch.Tensor:
-        """Take the requests' states of the recurrent layer ``number`` through their rows.
-
-        Inputs of the convolution [T, C] by its weight [C, W], logarithms of decays [T, H] or
-        [T, H, K] and rates [T, H] to outputs [T, H, V].
-        """
-
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
@@ -410,6 +431,7 @@ class StepMetadata:
         plans: (window, ratio) -> masks; ratio 0 is a layer without entries.
         windows, states, entries, keys, recurrent: By group id.
         group_of: Cache name -> group id.
+        state_runner: Where a kernel takes recurrent states through the step, that.
     """
 
     pages: ClassVar[AttendsPages | None] = None
@@ -425,6 +447,7 @@ class StepMetadata:
     group_of: Mapping[str, int]
     keys: Mapping[int, KeyMetadata]
     recurrent: Mapping[int, tuple[RecurrentRows, ...]] = field(default_factory=dict)
+    state_runner: RunsStates | None = None
 
     def find_wanted(self, device: torch.device) -> torch.Tensor | None:
         """Returns the flat rows whose streams are read, int64 ascending; None: all are.

@@ -7,7 +7,11 @@ from typing import Any
 
 from vllm import envs
 from vllm.cachelab.trace.events import FORMAT, VERSION, Header
-from vllm.cachelab.trace.recorder import CacheRecorder, RecordedScheduler
+from vllm.cachelab.trace.recorder import (
+    CacheRecorder,
+    RecordedAsyncScheduler,
+    RecordedScheduler,
+)
 from vllm.cachelab.trace.writer import TraceWriter
 from vllm.config import VllmConfig
 from vllm.config.kv_transfer import OFFLOADING_CONNECTOR
@@ -42,8 +46,8 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
     """
     observability = vllm_config.observability_config
     parts["block_size"] = plan.unit
+    is_ahead = vllm_config.scheduler_config.async_scheduling
     if observability.cache_trace is None:
-        is_ahead = vllm_config.scheduler_config.async_scheduling
         make = AsyncScheduler if is_ahead else Scheduler
         return make(vllm_config, plan.scheduler_config, **parts)
     _check_connector(vllm_config)
@@ -61,7 +65,8 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
         num_drafts=limits.num_spec_tokens,
     )
     logger.info("What the prefix cache sees is recorded in %s (hashes only, no text).", path)
-    return RecordedScheduler(recorder, vllm_config, plan.scheduler_config, **parts)
+    make_recorded = RecordedAsyncScheduler if is_ahead else RecordedScheduler
+    return make_recorded(recorder, vllm_config, plan.scheduler_config, **parts)
 
 
 def _check_connector(vllm_config: VllmConfig) -> None:

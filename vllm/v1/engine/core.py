@@ -215,7 +215,12 @@ class EngineCore:
 
     def _run_step(self) -> tuple[Mapping[int, EngineCoreOutputs], bool]:
         self._settle_grammars()
-        settled = None if self._ahead is None else self._ahead.settle_if_needed()
+        settled = None
+        if self._ahead is not None:
+            untold = self._ahead.take_untold()
+            if untold is not None:
+                return untold, True
+            settled = self._ahead.settle_if_needed()
         plan = self.scheduler.schedule()
         if self._news is not None and self._news.has_moved:
             # Before the step runs: who is sent here meanwhile is told what is gone, and how far
@@ -308,7 +313,8 @@ class EngineCore:
         """Go on for a while as long as other engines fetch what is held for them."""
         connector = self.scheduler.connector
         # A core that failed in a step takes no further one.
-        if connector is None or self._is_in_step:
+        has_failed = self._is_in_step or (self._ahead is not None and self._ahead.has_failed)
+        if connector is None or has_failed:
             return
         connector.begin_drain()
         deadline = time.monotonic() + connector.drain_timeout_s

@@ -392,8 +392,10 @@ class EngineArgs:
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
         hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
         # Parsed for its errors too; the engine core parses it again where it is used.
-        parsed = resolve_model(read_architectures(hf_config)).parse_config(hf_config)
+        architectures = read_architectures(hf_config)
+        parsed = resolve_model(architectures).parse_config(hf_config)
         # Some files leave these to defaults, or nest them in a text part.
+        hf_config["architectures"] = architectures
         hf_config["vocab_size"] = parsed.vocab_size
         hf_config["max_position_embeddings"] = parsed.max_position_embeddings
         text_part = hf_config.get("text_config")
@@ -483,27 +485,13 @@ class EngineArgs:
 
     def _can_schedule_ahead(self) -> bool:
         """Whether nothing is asked for that needs a step's tokens before the next is scheduled."""
-        found = [
-            name
-            for name, is_given in (
-                ("--speculative-config", self.speculative_config is not None),
-                ("--kv-transfer-config", self._names_other_connector()),
-                ("--warm-pull-bytes", bool(self.warm_pull_bytes)),
-                ("--cache-trace", self.cache_trace is not None),
-            )
-            if is_given
-        ]
-        if found:
-            logger.warning(
-                "--async-scheduling is off: it does not go with %s; answers are the same without",
-                ", ".join(found),
-            )
-        return not found
-
-    def _names_other_connector(self) -> bool:
-        """Whether a connector is named that does not keep prefixes behind the pool."""
-        asked = self.kv_transfer_config
-        return asked is not None and asked.get("kv_connector") != OFFLOADING_CONNECTOR
+        if self.speculative_config is None:
+            return True
+        logger.warning(
+            "--async-scheduling is off: drafts are made of a step's tokens, so that every step "
+            "would wait for the last one (--speculative-config); answers are the same without"
+        )
+        return False
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
         if self.speculative_config is None:

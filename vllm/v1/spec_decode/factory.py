@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.decoder.kv_cache import drafter_cache_names
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
+from vllm.model_executor.models.deepseek_v4.kv_cache import MTP_WINDOW
 from vllm.model_executor.models.gemma4_assistant import Gemma4Assistant, read_assistant
 from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
 from vllm.v1.attention.step_model import StepModel
@@ -21,8 +22,6 @@ from vllm.v1.spec_decode.assistant import AssistantProposer
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.spec_decode.mtp import BlockCache, MTPProposer
 from vllm.v1.spec_decode.ngram import NgramProposer
-
-_MTP_CACHE = "mtp.0.attn.window"
 
 
 def make_proposer(
@@ -65,9 +64,9 @@ def make_proposer(
         return MTPProposer(
             steps, count, cache, device, prepare=steps.model.norm_streams, keeps_boundaries=False
         )
-    if _MTP_CACHE not in layout.group_of:
+    if MTP_WINDOW not in layout.group_of:
         raise ConfigError("method 'mtp' needs a model with an MTP block: use method 'ngram'.")
-    cache = _find_block_cache((_MTP_CACHE,), layout, layers)
+    cache = _find_block_cache((MTP_WINDOW,), layout, layers)
     return MTPProposer(steps, count, cache, device)
 
 

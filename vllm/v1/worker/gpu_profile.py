@@ -38,11 +38,12 @@ def run_largest_step(
     *,
     num_tokens: int,
     num_logit_rows: int,
+    num_drafts: int = 0,
 ) -> None:
     """Run one prefill chunk, the logits of a full batch and draws from them; frees what it took.
 
-    Steps of a few tokens and of one follow: what compiles kernels at their first use does so now,
-    not while requests wait.
+    Steps of a few tokens and of one follow, with drafts if there will be any: what compiles kernels
+    at their first use does so now, not while requests wait.
 
     Dense groups get blocks for every row, because entries are read back from pages within the
     step; states get those of the last one. The others get none, as rows that die within a step do.
@@ -55,6 +56,7 @@ def run_largest_step(
         make_step_model: Makes what later runs the model's steps.
         num_tokens: Tokens of the largest step.
         num_logit_rows: Requests of the largest batch.
+        num_drafts: Most drafts of a request in a step.
     """
     alike: dict[KVCacheSpec, list[str]] = {}
     for name, spec in specs.items():
@@ -70,20 +72,24 @@ def run_largest_step(
     pool = allocate_kv_cache(KVCacheConfig(num_blocks, tensors, groups), specs, platform, device)
     steps = make_step_model(model, layout, pool.layers, device)
 
-    def run(count: int) -> torch.Tensor:
+    def run(count: int, num_drafts: int = 0) -> torch.Tensor:
         own = tuple(_give_blocks(group, count) for group in layout.groups)
-        meta = steps.build_metadata([RequestSlice(0, count, own)], layout)
+        slices = [RequestSlice(0, count, own, num_drafts=num_drafts)]
+        meta = steps.build_metadata(slices, layout)
         token_ids = torch.zeros(count, dtype=torch.int64, device=device)
         positions = torch.arange(count, device=device)
         streams = steps.model(token_ids, positions, meta, pool.layers)
         logits: torch.Tensor = steps.model.compute_logits(streams[: min(num_logit_rows, count)])
+        if num_drafts and steps.settle_drafts is not None:
+            steps.settle_drafts(slices, [num_drafts])
         return logits
 
     logits = run(num_tokens)
     for is_mixed in (False, True):
         _draw(steps, logits, is_mixed=is_mixed)
     for count in _OTHER_COUNTS:
-        run(min(count, num_tokens))
+        fewer = min(count, num_tokens)
+        run(fewer, min(num_drafts, fewer - 1))
 
 
 def _draw(steps: StepModel, logits: torch.Tensor, *, is_mixed: bool) -> None:

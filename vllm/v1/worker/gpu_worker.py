@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from vllm.exceptions import EngineError
 from vllm.gpu.decode_graphs import GraphDevice, choose_sizes
 from vllm.gpu.step_model import (
     can_replay,
+    count_draft_bytes,
     count_graphs,
     make_graphed_step_model,
     move_tables,
@@ -106,25 +108,32 @@ class GPUWorker(Worker):
                 self._gpu.make_step_model,
                 num_tokens=scheduler.max_num_batched_tokens,
                 num_logit_rows=scheduler.max_num_seqs,
+                num_drafts=self._num_drafts,
             )
         memory.synchronize()
         peak = read_peak_bytes(memory)
         memory.empty_cache()
         graphs = 0
+        drafts = count_draft_bytes(self._model, scheduler.max_num_seqs, self._num_drafts)
         if self._wants_graphs():
             count = count_graphs(
-                self._model, scheduler.max_num_seqs, self._config.model_config.max_model_len
+                self._model,
+                scheduler.max_num_seqs,
+                self._config.model_config.max_model_len,
+                **self._find_drafts(),
             )
             graphs = _BYTES_PER_GRAPH * count
         now = MemorySnapshot.take(memory)
         utilization = self._config.cache_config.gpu_memory_utilization
-        available = available_kv_bytes(self._first_snapshot, now, peak, utilization) - graphs
+        available = available_kv_bytes(self._first_snapshot, now, peak, utilization)
+        available -= graphs + drafts
         logger.info(
             "GPU memory: %.2f GiB, weights and the largest step %.2f GiB, set aside for decode "
-            "graphs %.2f GiB, KV cache %.2f GiB",
+            "graphs %.2f GiB and for drafts %.2f GiB, KV cache %.2f GiB",
             now.total / 2**30,
             peak / 2**30,
             graphs / 2**30,
+            drafts / 2**30,
             max(0, available) / 2**30,
         )
         return max(0, available)
@@ -159,6 +168,7 @@ class GPUWorker(Worker):
                 graphs,
                 sizes=choose_sizes(self._config.scheduler_config.max_num_seqs),
                 max_tokens=self._config.model_config.max_model_len,
+                **self._find_drafts(),
                 shows_progress=self._place.rank == 0 and self._config.load_config.use_tqdm,
             )
         except torch.OutOfMemoryError:
@@ -179,6 +189,20 @@ class GPUWorker(Worker):
 
     def _wants_graphs(self) -> bool:
         return not self._config.model_config.enforce_eager
+
+    @property
+    def _num_drafts(self) -> int:
+        config = self._config.speculative_config
+        return 0 if config is None else config.num_speculative_tokens
+
+    def _find_drafts(self) -> dict[str, Any]:
+        """Returns what graphs must know of drafts."""
+        config = self._config.speculative_config
+        return {
+            "num_drafts": self._num_drafts,
+            "has_block": config is not None and config.method == "mtp",
+            "max_rows": self._config.scheduler_config.max_num_batched_tokens,
+        }
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """As ``Worker``.

@@ -26,6 +26,7 @@ from vllm.model_executor.model_loader.quantization_config import (
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.model_loader.shards import RankShare
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
+from vllm.model_executor.model_loader.tied_heads import has_own_head
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
 from vllm.utils.gguf_file import is_gguf
@@ -126,6 +127,12 @@ class Worker:
             ConfigError: The device's memory is too small for the weights.
         """
         self._stored = self._read_headers()
+        if self._model_spec.ties_head and has_own_head(self._stored):
+            logger.warning(
+                "config.json ties the output matrix to the embedding, but the checkpoint's has "
+                "values of its own: it is served with both"
+            )
+            self._model_spec = self._model_spec.with_own_head()
         self._quantization = self._find_quantization(self._stored)
         chosen = {} if self._quantization is None else {"quantization": self._quantization}
         try:

@@ -10,6 +10,7 @@ from vllm.model_executor.layers.quantization.panels import (
     allocate,
     allocate_beside,
     pack_panels,
+    round_to_bytes,
     scale_e4m3,
 )
 
@@ -61,3 +62,15 @@ def test_scales_that_leave_no_room_are_kept_as_numbers() -> None:
             exact = wide / whole.double() if divides else wide * whole.double()
             assert torch.equal(own.widen(), exact.float())
             assert (own.steps is not None) == (-117 <= exponent <= 116), (exponent, divides)
+
+
+def test_inputs_are_rounded_by_a_quotient_rounded_once() -> None:
+    """As by kernels: a multiple of the reciprocal is off by a bit for some peaks: so are codes."""
+    peaks = torch.linspace(1.0, 2.0, 4097)
+    factors = (torch.full_like(peaks, 127).double() / peaks.double()).float()
+    # What lies in the middle of two steps by one factor does not by another.
+    middles = torch.arange(0.5, 127) / factors[:, None].double()
+    rows = torch.cat([peaks[:, None], middles.float()], 1)
+    codes = (rows.numpy() * factors[:, None].numpy()).round()
+    expected = torch.from_numpy(codes) * (peaks[:, None] / 127)
+    assert torch.equal(round_to_bytes(rows), expected)

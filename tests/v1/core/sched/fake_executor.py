@@ -55,6 +55,10 @@ class PageMemory:
                 rows[row % spec.block_size] = tags[row]
                 self._blocks[block_id] = (group, rows)
 
+    def forget(self, block_id: int) -> None:
+        """Lose a block's rows."""
+        self._blocks.pop(block_id, None)
+
     def read(self, tables: list[list[int]], tags: list[int], start: int, end: int) -> None:
         """Check every row that tokens [start, end) attend to."""
         for group, spec in enumerate(self.specs):

@@ -33,3 +33,22 @@ class ScriptedConnector(ExampleConnector):
     ) -> tuple[bool, dict[str, Any] | None]:
         self.finished.append(request.request_id)
         return self.keeps_blocks, {"blocks": len(block_ids)}
+
+
+class LoadingConnector(ScriptedConnector):
+    """Notes what it was told to load: (tokens, whether beside the steps) by request."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.loads: dict[str, tuple[int, bool]] = {}
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        room = request.num_tokens - num_computed_tokens - 1
+        found = min(self.matched or 0, max(0, room))
+        return found, self.is_async and found > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self.loads[request.request_id] = num_external_tokens, self.is_async

@@ -26,11 +26,15 @@ def connected(
     policy: str = "fail",
     num_blocks: int = 100,
     kv_cache_config: KVCacheConfig | None = None,
+    use_async: bool = False,
+    order: str = "fcfs",
     **extra: Any,
 ) -> Scheduler:
     """A scheduler with a ScriptedConnector."""
     return make_scheduler(
         num_blocks=num_blocks,
+        use_async=use_async,
+        policy=order,
         kv_cache_config=kv_cache_config,
         kv_transfer_config=KVTransferConfig(
             kv_connector="ScriptedConnector",
@@ -297,6 +301,21 @@ def test_failed_sync_load_is_computed_again() -> None:
     assert output.scheduled_cached_reqs.num_computed_tokens == [16]
 
 
+def test_a_void_step_leaves_no_token_in_flight() -> None:
+    scheduler = connected("recompute", use_async=True, matched=32)
+    scheduler.add_request(make_request("0", 50))
+    output = scheduler.schedule()
+    assert output.loads_within
+    bad = scheduler.kv_cache_manager.get_block_ids("0")[0][1]
+    assert report(scheduler, output, {"0": [1]}, invalid_block_ids={bad}) == {}
+    output = scheduler.schedule()
+    assert not output.loads_within
+    assert output.num_scheduled_tokens == {"0": 34}
+    assert report(scheduler, output, {"0": [5]})["0"].new_token_ids == [5]
+    assert scheduler.schedule().num_scheduled_tokens == {"0": 1}
+    assert scheduler.requests["0"].num_output_placeholders == 1
+
+
 @pytest.mark.parametrize(("index", "start"), [(0, 0), (1, 16)])
 def test_failed_async_load_keeps_what_arrived(index: int, start: int) -> None:
     scheduler = connected("recompute", matched=32, is_async=True)
@@ -328,6 +347,37 @@ def test_a_load_that_failed_altogether_is_looked_up_anew() -> None:
     assert output.num_scheduled_tokens == {"1": 50}
     report(scheduler, output, {"1": [5]}, invalid_block_ids={bad}, finished_recving={"0"})
     assert scheduler.schedule().num_scheduled_tokens == {"1": 1, "0": 2}
+
+
+def test_a_load_that_failed_altogether_keeps_no_room_for_another_one() -> None:
+    scheduler = connected("recompute", num_blocks=7, matched=64, is_async=True)
+    output = load(scheduler, num_tokens=67)
+    bad = scheduler.kv_cache_manager.get_block_ids("0")[0][0]
+    report(scheduler, output, invalid_block_ids={bad}, finished_recving={"0"})
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    # It loads again, with what it held free.
+    assert scheduler.connector.allocated == [("0", 64), ("0", 64)]
+    assert [r.request_id for r in scheduler._requests.find_loading()] == ["0"]
+
+
+def test_who_was_loaded_passes_who_has_no_room_for_it() -> None:
+    scheduler = connected(num_blocks=8, order="priority", matched=64, is_async=True)
+    scheduler.add_request(make_request("low", 70, max_tokens=2, priority=1))
+    output = scheduler.schedule()
+    scheduler.connector.matched = 0
+    # Seven blocks, of which four are taken.
+    scheduler.add_request(make_request("high", 100, max_tokens=4, priority=0))
+    scheduler.add_request(make_request("small", 10, max_tokens=4, priority=1))
+    report(scheduler, output)
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {}
+    report(scheduler, output, finished_recving={"low"})
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"low": 6}
+    report(scheduler, output, {"low": [1]})
+    output = scheduler.schedule()
+    report(scheduler, output, {"low": [1]})
+    assert scheduler.schedule().num_scheduled_tokens == {"high": 100}
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])

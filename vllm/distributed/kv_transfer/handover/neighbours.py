@@ -102,7 +102,7 @@ class NeighbourConnector(TcpConnector):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Take note of what was used."""
         if not request.skip_reading_prefix_cache:
-            num_units = min(request.num_computed_tokens // self._unit, len(request.block_hashes))
+            num_units = min(request.num_settled_tokens // self._unit, len(request.block_hashes))
             self._used.note_use(request.block_hashes[:num_units])
         return super().request_finished_all_groups(request, block_ids)
 

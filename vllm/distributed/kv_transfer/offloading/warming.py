@@ -181,7 +181,7 @@ class Warming:
         """Take note of a request that ended."""
         if not self._most or request.skip_reading_prefix_cache:
             return
-        num_units = min(request.num_computed_tokens // self._layout.unit, len(request.block_hashes))
+        num_units = min(request.num_settled_tokens // self._layout.unit, len(request.block_hashes))
         self._list.note_use(request.block_hashes[:num_units])
         for offset in request.cache_ttls:
             units = offset // self._layout.unit

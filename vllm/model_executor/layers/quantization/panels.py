@@ -335,7 +335,8 @@ def round_to_bytes(x: torch.Tensor) -> torch.Tensor:
     A row that holds what is no number is none; one of next to nothing is zero.
     """
     peaks = x.abs().amax(1, keepdim=True)
-    codes = (x * (_BYTE_MAX / peaks)).round()
+    # A number divided by a tensor would be its reciprocal's multiple, which is rounded twice.
+    codes = (x * (torch.full_like(peaks, _BYTE_MAX) / peaks)).round()
     rounded = torch.where(peaks < _LEAST_PEAK, 0.0, codes * (peaks / _BYTE_MAX))
     return torch.where(peaks.isfinite(), rounded, torch.nan)
 

@@ -359,6 +359,15 @@ class DecoderConfig:
         """Blocks that draft tokens."""
         return int(self.drafter is not None)
 
+    @property
+    def ties_head(self) -> bool:
+        """Whether the output matrix is the embedding's."""
+        return not self.has_head
+
+    def with_own_head(self) -> "DecoderConfig":
+        """Returns the config of a checkpoint that stores an output matrix of its own."""
+        return replace(self, has_head=True)
+
     def for_drafts(self, is_run: bool) -> "DecoderConfig":
         """Returns the config without the block that drafts, unless that runs.
 

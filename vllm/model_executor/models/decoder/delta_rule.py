@@ -40,7 +40,8 @@ class StateInputs:
 class DeltaRuleNet(nn.Module):
     """The recurrence of one layer, however its inputs are projected.
 
-    Owns: what the last step's drafts would do to the states, until they are settled.
+    Owns: what the last step's drafts would do to the states, until they are settled; kernels that
+    read pages keep it themselves.
 
     Letters: T rows, G heads of queries and keys of K values, H heads of values of V. The state, the
     convolution and the gates are fp32 whatever the weights' type.
@@ -105,12 +106,9 @@ class DeltaRuleNet(nn.Module):
 
     def _run_step(self, own: StateInputs, step: Step) -> torch.Tensor:
         """Takes every request's state through its rows: outputs [T, H, V]."""
-        plan, kernels = self.plan, step.meta.pages
+        plan, kernels = self.plan, step.meta.state_runner
         self._drafts = []
         if kernels is not None:
-            self._drafts = [
-                own.rows(slice(item.end - item.count, item.end)) for item in kernels.drafts
-            ]
             return kernels.run_states(
                 STATES,
                 self._number,

@@ -8,6 +8,8 @@
 A query that sees no more complete pools than are chosen attends to all keys.
 """
 
+from functools import partial
+
 import torch
 from torch.nn.functional import layer_norm
 
@@ -17,7 +19,13 @@ from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.kv_cache import pool_keys_name, pool_state_name
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step
-from vllm.v1.attention.step_tables import ChunkKeys, DecodeBatch, DecodeKeys, PageRows
+from vllm.v1.attention.step_tables import (
+    ChunkKeys,
+    DecodeBatch,
+    PaddedRows,
+    PageRows,
+    PicksKeys,
+)
 
 _NORM_EPS = 1e-6
 # Queries whose masks exist at a time.
@@ -53,6 +61,8 @@ class IndexedAttention(LatentAttention):
         self.key_norm = make.parameter(2, width, dtype=torch.float32)
         self._keys_name, self._state_name = pool_keys_name(index), pool_state_name(index)
         self._linear, self._compress = parts.ops("linear"), parts.ops("compress_windows")
+        self._score_pools, self._select = parts.ops("index_scores"), parts.ops("select_entries")
+        self._list = parts.ops("list_entries")
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to the output [T, D]; writes the layer's caches.
@@ -99,10 +109,8 @@ class IndexedAttention(LatentAttention):
         target = meta.entries[meta.group_of[self._keys_name]].target
         self._write_rows(step.kv_caches[self._keys_name], target.blocks, target.rows, pools)
 
-    def _read_pools(self, source: PageRows, step: Step) -> torch.Tensor | None:
-        """Returns pool keys, fp32 [..., C, I]; None: no query has to choose among so few."""
-        if source.blocks.shape[-1] <= self._indexer.num_chosen:
-            return None
+    def _read_pools(self, source: PageRows, step: Step) -> torch.Tensor:
+        """Returns pool keys, fp32 [..., C, I]."""
         cache = step.kv_caches[self._keys_name]
         pools: torch.Tensor = self._read_rows(cache, source.blocks, source.rows, torch.float32)
         return pools
@@ -115,16 +123,17 @@ class IndexedAttention(LatentAttention):
         entries = step.meta.entries[step.meta.group_of[self._keys_name]]
         width = self.latent.latent_dim + self.latent.shared_dim
         output = queries.new_empty(len(queries), self._shape.num_heads, width)
-        decodes = zip(step.meta.decodes, tables.decodes, entries.decode_reads, strict=True)
+        picked = tables.decodes if tables.picked is None else tables.picked
+        decodes = zip(step.meta.decodes, picked, entries.decode_reads, strict=True)
         for decode, keys, reads in decodes:
-            pools = self._read_pools(reads.source, step)
-            attended = self._attend_batch(decode, keys, queries, rows, pools, step)
-            decode.put(attended, output)
+            decode.put(self._attend_batch(decode, keys, reads, queries, rows, step), output)
         chunks = zip(step.meta.chunks, tables.chunks, entries.chunk_reads, strict=True)
         for chunk, chunk_keys, found in chunks:
             part, skip = chunk.rows, chunk.num_unwanted if skips else 0
             if skip < chunk.num_tokens:
-                wanted, pools = queries[part][skip:], self._read_pools(found, step)
+                wanted, pools = queries[part][skip:], None
+                if found.blocks.shape[0] > self._indexer.num_chosen:
+                    pools = self._read_pools(found, step)
                 own = self._join_rows(chunk_keys, rows[part], queries.dtype, step)
                 positions = torch.arange(len(own) - len(wanted), len(own), device=rows.device)
                 output[part][skip:] = self._attend_request(wanted, own, pools, positions)
@@ -133,30 +142,85 @@ class IndexedAttention(LatentAttention):
     def _attend_batch(
         self,
         decode: DecodeBatch,
-        tables: DecodeKeys,
+        tables: PicksKeys,
+        reads: PaddedRows,
         queries: torch.Tensor,
         rows: torch.Tensor,
-        pools: torch.Tensor | None,
         step: Step,
     ) -> torch.Tensor:
-        """Attends the queries of a decode batch: [B, Q, H, L + S]."""
-        taken, own = decode.take(queries), decode.take(rows)
-        stored = self._read(tables.source, step, queries.dtype)
-        num_stored = stored.shape[1]
-        outputs = []
-        # Padding repeats the last query; a request's rows are the last ones of those read.
-        all_positions = decode.take(step.positions)
-        for index, (first, end) in enumerate(tables.bounds):
-            if tables.has_own:
-                keys = stored[index, num_stored - end :]
-            else:
-                keys = torch.cat([stored[index, num_stored - first :], own[index, : end - first]])
-            found = None
-            if pools is not None:
-                found = pools[index, : end // self._indexer.pool_size]
-            found_rows = self._attend_request(taken[index], keys, found, all_positions[index])
-            outputs.append(found_rows)
-        return torch.stack(outputs)
+        """Attends the queries of a decode batch: [B, Q, H, L + S].
+
+        Every query has keys of its own, in an order that the batch does not change:
+
+            | behind its last complete pool | of pools that it sees, as they follow | of no pool |
+        """
+        size, heads = self._indexer.pool_size, self._shape.num_heads
+        positions = decode.take(step.positions)
+        by_head, index_queries, weights = self._split_packed(decode.take(queries))
+        pools, are_seen = self._list_pools(reads, index_queries, weights, positions, step)
+        within = torch.arange(size, device=positions.device)
+        own = ((positions + 1) // size * size).unsqueeze(-1) + within
+        places = torch.cat([own, (pools.unsqueeze(-1) * size + within).flatten(2)], -1)
+        at = positions.unsqueeze(-1)
+        seen = torch.cat([own <= at, are_seen.repeat_interleave(size, -1)], -1)
+        # In place of others stands the query's own row, which is there.
+        places = torch.where(seen, places, at)
+        read = partial(self._read, step=step, dtype=rows.dtype)
+        picked = tables.pick_rows(places.flatten(1), decode.take(rows), read)
+        keys = picked.view(-1, places.shape[-1], picked.shape[-1])
+        mask = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
+        # All heads attend to the same keys: they are a query's rows.
+        taken = by_head.flatten(0, 1).unsqueeze(1)
+        mask = mask.view(len(keys), 1, 1, -1)
+        mask = mask.expand(-1, -1, heads, -1)
+        keys = keys.unsqueeze(1)
+        found, _ = self._attend(taken, keys, keys, mask, False, *self._score_args)
+        attended: torch.Tensor = found.view(by_head.shape)
+        return attended
+
+    def _list_pools(
+        self,
+        reads: PaddedRows,
+        queries: torch.Tensor,
+        weights: torch.Tensor,
+        positions: torch.Tensor,
+        step: Step,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the pools of each query, ascending, int64 [B, Q, N], and which of them it sees.
+
+        Args:
+            reads: The pools of the requests.
+            queries: fp32 [B, Q, J, I].
+            weights: fp32 [B, Q, J].
+            positions: int64 [B, Q].
+            step: The step.
+        """
+        indexer, num_pools = self._indexer, reads.source.blocks.shape[1]
+        numbers = torch.arange(num_pools, device=positions.device)
+        is_complete = numbers < ((positions + 1) // indexer.pool_size).unsqueeze(-1)
+        if num_pools <= indexer.num_chosen:
+            return numbers.expand(is_complete.shape), is_complete
+        scale = (indexer.head_dim * indexer.num_heads) ** -0.5
+        scores = self._score_pools(queries, self._read_pools(reads.source, step), weights * scale)
+        scores = scores.masked_fill(~is_complete, -torch.inf)
+        listed = self._list(self._select(scores, indexer.num_chosen), indexer.num_chosen)
+        # Where too few are complete, others were chosen as fill.
+        return listed, is_complete.gather(2, listed)
+
+    def _split_packed(
+        self, packed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns queries [..., H, L + S], and fp32 [..., J, I] and [..., J] of the indexer."""
+        indexer, latent = self._indexer, self.latent
+        heads, width = self._shape.num_heads, latent.latent_dim + latent.shared_dim
+        sizes = [heads * width, indexer.num_heads * indexer.head_dim, indexer.num_heads]
+        queries, index_queries, weights = torch.split(packed, sizes, -1)
+        index_queries = index_queries.float()
+        return (
+            queries.view(*queries.shape[:-1], heads, width),
+            index_queries.view(*weights.shape, indexer.head_dim),
+            weights.float(),
+        )
 
     def _join_rows(
         self, tables: ChunkKeys, rows: torch.Tensor, dtype: torch.dtype, step: Step
@@ -177,21 +241,14 @@ class IndexedAttention(LatentAttention):
         positions: torch.Tensor,
     ) -> torch.Tensor:
         """Attends one request's queries at int64 positions [N] to its rows from the first on."""
-        indexer, latent = self._indexer, self.latent
-        heads, width = self._shape.num_heads, latent.latent_dim + latent.shared_dim
-        sizes = [heads * width, indexer.num_heads * indexer.head_dim, indexer.num_heads]
-        queries, index_queries, weights = torch.split(packed, sizes, -1)
-        by_head = queries.view(len(packed), heads, width).transpose(0, 1)
-        keys = rows[None, None]
-        if pools is not None and len(pools) <= indexer.num_chosen:
-            pools = None
+        queries, index_queries, weights = self._split_packed(packed)
+        by_head, keys = queries.transpose(0, 1), rows[None, None]
         outputs = []
         for first in range(0, len(packed), _TILE):
             tile = slice(first, first + _TILE)
             seen = torch.arange(len(rows), device=rows.device) <= positions[tile, None]
             if pools is not None:
-                own = index_queries[tile].float().view(-1, indexer.num_heads, indexer.head_dim)
-                scores = self._score(own, weights[tile].float(), pools, positions[tile])
+                scores = self._score(index_queries[tile], weights[tile], pools, positions[tile])
                 seen &= self._choose(scores, positions[tile], len(rows))
             mask = torch.zeros(seen.shape, device=rows.device).masked_fill_(~seen, -torch.inf)
             found, _ = self._attend(

@@ -20,6 +20,7 @@ from vllm.model_executor.models.deepseek_v4.entry_source import (
 from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.page_reader import PageReader
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
 
 # Keys are copied for so many queries at a time that the copies (4 MiB of fp32) stay in the cache:
 # 3 to 4 times as fast as copying a whole tile's.
@@ -158,11 +159,16 @@ class DeepseekV4Attention(nn.Module):
             # Every query has entries of its own, and so becomes a batch of its own.
             batch_queries = batch_queries.flatten(0, 1).unsqueeze(1)
             recent = [rows.repeat_interleave(decode.num_queries, 0) for rows in recent]
-        keys = [self._zero_key.expand(batch_queries.shape[0], -1, -1)]
+        # Filled up, so that nothing moves an entry from its place.
+        window, _ = self._plan_key
+        zeros = self._zero_key.expand(batch_queries.shape[0], -1, -1)
+        before = zeros.expand(-1, window - recent[0].shape[1], -1)
+        behind = zeros.expand(-1, MAX_DECODE_QUERIES - decode.num_queries, -1)
+        keys = [before, *recent, behind]
         if picked.entries is not None:
             keys.append(picked.entries)
         attended: torch.Tensor = self._attend(
-            batch_queries, torch.cat([*keys, *recent], 1), picked.mask, self.sinks
+            batch_queries, torch.cat(keys, 1), picked.mask, self.sinks
         )
         return attended.view(output_shape)
 

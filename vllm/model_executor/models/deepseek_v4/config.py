@@ -6,7 +6,7 @@ and the one transformers writes (``layer_types``, ``mlp_layer_types``, ``compres
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from vllm.exceptions import ConfigError, UnsupportedModelError
@@ -93,6 +93,15 @@ class DeepseekV4Config:
     def num_hidden_layers(self) -> int:
         """Main layers, the MTP block not counted."""
         return len(self.layers)
+
+    @property
+    def ties_head(self) -> bool:
+        """Whether the output matrix is the embedding's."""
+        return self.tie_word_embeddings
+
+    def with_own_head(self) -> "DeepseekV4Config":
+        """Returns the config of a checkpoint that stores an output matrix of its own."""
+        return replace(self, tie_word_embeddings=False)
 
     def for_drafts(self, is_run: bool) -> "DeepseekV4Config":
         """Returns itself: the rows of the block that drafts are few, whether it runs or not."""

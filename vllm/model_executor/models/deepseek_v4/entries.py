@@ -7,6 +7,7 @@ rows and entries, read the entries of a decode batch, read the entries of a quer
 import torch
 from torch import nn
 
+from vllm import envs
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.rotary import Turns
 from vllm.model_executor.models.deepseek_v4.compressor import Compressor
@@ -156,6 +157,8 @@ class ChosenEntries(nn.Module):
         self._score = parts.ops("index_scores")
         self._select = parts.ops("select_entries")
         self._list = parts.ops("list_entries")
+        # Then an entry's place is the same in any batch.
+        self._lists_always = envs.VLLM_BATCH_INVARIANT
 
     def store(
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
@@ -180,28 +183,40 @@ class ChosenEntries(nn.Module):
         if num_entries <= self._top_k:
             return self.all_entries.read_decodes(index, queries, plan, step)
         assert queries is not None
-        decode, mask = step.meta.decodes[index], plan.decode_masks[index]
+        decode = step.meta.decodes[index]
+        mask, visible = plan.decode_masks[index].tensor_split((-num_entries,), -1)
         keys = self._index_keys.read_padded(reads, step)
         scores = self._score(decode.take(queries.queries), keys, decode.take(queries.head_weights))
-        visible = None if mask is None else mask[:, :, 0, :num_entries]
-        if visible is not None:
-            scores += visible
+        scores += visible[:, :, 0]
         chosen = self._select(scores, self._top_k)
         num_listed = decode.num_queries * self._top_k
-        if decode.num_queries == 1 or num_entries > _LISTED_ENTRIES_FACTOR * num_listed:
-            return self._list_chosen(chosen, reads, mask, step)
+        is_long = num_entries > _LISTED_ENTRIES_FACTOR * num_listed
+        if decode.num_queries == 1 or is_long or self._lists_always:
+            return self._list_chosen(chosen, reads, mask, visible, step)
         # A query with fewer visible entries than top-k had invisible ones chosen as fill.
-        assert mask is not None, "queries of one request do not see the same keys"
-        hidden = mask[..., :num_entries].masked_fill(~chosen.unsqueeze(2), float("-inf"))
-        mask = torch.cat([hidden, mask[..., num_entries:]], -1)
+        hidden = visible.masked_fill(~chosen.unsqueeze(2), float("-inf"))
+        mask = torch.cat([mask, hidden], -1)
         return DecodeEntries(self._entries.read_padded(reads, step), mask)
 
     def _list_chosen(
-        self, chosen: torch.Tensor, reads: PaddedRows, mask: torch.Tensor | None, step: Step
+        self,
+        chosen: torch.Tensor,
+        reads: PaddedRows,
+        mask: torch.Tensor,
+        visible: torch.Tensor,
+        step: Step,
     ) -> DecodeEntries:
-        """Reads for each query the entries chosen [B, Q, K] for it."""
-        num_requests, num_queries, num_entries = chosen.shape
-        listed = self._list(chosen, self._top_k).view(num_requests, -1)
+        """Reads for each query the entries chosen [B, Q, K] for it.
+
+        Args:
+            chosen: Which are.
+            reads: The requests' entries.
+            mask: fp32 [B, Q, 1, recent].
+            visible: fp32 [B, Q, 1, K], of entries; 0 or -inf.
+            step: The step.
+        """
+        num_requests, num_queries, _ = chosen.shape
+        listed = self._list(chosen, self._top_k).flatten(1)
         blocks, rows = (
             part.gather(1, listed).view(num_requests * num_queries, -1)
             for part in (reads.source.blocks, reads.source.rows)
@@ -211,14 +226,9 @@ class ChosenEntries(nn.Module):
             offsets = torch.arange(num_queries, device=empty.device)
             empty = (empty.unsqueeze(1) * num_queries + offsets).flatten()
         entries = self._entries.read_with_empty(PageRows(blocks, rows), empty, step)
-        if mask is None:
-            return DecodeEntries(entries, None)
-        mask = mask.flatten(0, 1)
         listed = listed.view(num_requests * num_queries, 1, -1)
-        chosen_mask = mask[..., :num_entries].gather(2, listed)
-        return DecodeEntries(
-            entries, torch.cat([chosen_mask, mask[..., num_entries:]], -1).unsqueeze(1)
-        )
+        chosen_mask = visible.flatten(0, 1).gather(2, listed)
+        return DecodeEntries(entries, torch.cat([mask.flatten(0, 1), chosen_mask], -1).unsqueeze(1))
 
     def read_chunk(
         self, index: int, queries: IndexQueries | None, step: Step

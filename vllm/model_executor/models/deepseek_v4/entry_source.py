@@ -61,11 +61,11 @@ class DecodeEntries:
     Attributes:
         entries: [B, K, head_dim]; or [B * Q, K, head_dim], each query's own; or None.
         mask: fp32 [B, Q, 1, M], or [B * Q, 1, 1, M] with entries of each query's own, 0 or -inf,
-            of the M keys (entries, window rows, own rows); None when all are seen.
+            of the M keys (window rows, own rows, entries).
     """
 
     entries: torch.Tensor | None
-    mask: torch.Tensor | None
+    mask: torch.Tensor
 
 
 class EntrySource(Protocol):

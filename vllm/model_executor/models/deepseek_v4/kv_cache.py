@@ -72,6 +72,10 @@ class LayerCacheNames:
         )
 
 
+MTP_WINDOW = LayerCacheNames.of_block("mtp.0").window
+"""The one cache of the block that drafts."""
+
+
 def check_block_size(config: DeepseekV4Config, block_size: int) -> None:
     """Refuses a ``--block-size`` that the table is not defined for.
 

@@ -134,4 +134,5 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
     @property
     def ignored_weight_prefixes(self) -> tuple[str, ...]:
         """Prefixes of checkpoint tensors that have no slot on purpose."""
-        return () if self.mtp is not None else (_MTP,)
+        ignored = () if self.mtp is not None else (_MTP,)
+        return (*ignored, "head.") if self.config.tie_word_embeddings else ignored

@@ -71,14 +71,20 @@ class AdmissionPass:
 
     def run(self) -> None:
         """Fill the step until the budget, the running set or the pool is full."""
-        requests = self.requests
+        requests, only_loaded = self.requests, False
         while self.step.token_budget > 0 and len(requests.running) < self.limits.max_num_seqs:
             queue = requests.next_queue()
             if queue is None:
                 break
-            outcome = self._try_admit(queue, queue.peek_request())
+            request, outcome = queue.peek_request(), Outcome.SKIP
+            if not only_loaded or _was_loaded(request):
+                outcome = self._try_admit(queue, request)
             if outcome is Outcome.STOP:
-                break
+                if not self._is_idle():
+                    break
+                # The room may be with requests behind it that were loaded and could not run yet:
+                # unless they pass, nobody ever frees a block.
+                only_loaded, outcome = True, Outcome.SKIP
             if outcome is Outcome.SKIP:
                 self._skipped.prepend_request(queue.pop_request())
         if self._skipped:
@@ -199,6 +205,7 @@ class AdmissionPass:
             return Outcome.DONE
         group = step.resumed if request.status is RequestStatus.PREEMPTED else step.new
         self.requests.admit(request, found.start, step.timestamp)
+        step.loads_within |= found.num_external > 0
         step.add(group, request, decision.num_new_tokens, blocks)
         step.add_encoder_inputs(encoder, request, decision)
         return Outcome.DONE
@@ -214,3 +221,9 @@ class AdmissionPass:
             connector = self.held.connector
             note = None if connector is None else connector.explain_admission(request)
             self.stats.record_admission(request, record, found.num_local, found.num_external, note)
+
+
+def _was_loaded(request: Request) -> bool:
+    """Whether a queued request holds blocks into which a connector loads, or has loaded."""
+    loading = RequestStatus.WAITING_FOR_REMOTE_KVS
+    return request.num_computed_tokens > 0 or request.status is loading

@@ -7,10 +7,15 @@ workers put the value in.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.update_pass import UpdatePass
 from vllm.v1.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.outputs import ModelRunnerOutput
 
 # Drafts that are still on the worker; it knows their values.
 _UNKNOWN_TOKEN_ID = -1
@@ -31,6 +36,12 @@ class AsyncUpdatePass(UpdatePass):
             # Only now are the values known that the hashes of these blocks need.
             self.held.manager.cache_blocks(request, request.num_settled_tokens)
         return tokens, stopped
+
+    def pass_over(self, request: Request, result: ModelRunnerOutput) -> None:
+        """Count the tokens of a void step as come: they were given up with those in flight."""
+        sampled = result.sampled_token_ids
+        if sampled and sampled[result.req_id_to_index[request.request_id]]:
+            request.try_discard()
 
 
 class AsyncScheduler(Scheduler):

@@ -112,6 +112,8 @@ class KVTransferUpdates:
             lost = {} if self.recomputes else affected
             for request, first_bad in affected.items() if self.recomputes else ():
                 request.resume_at(first_bad)
+                # Of this step and of those that were scheduled behind it.
+                request.discard_tokens_in_flight()
         else:
             # Loads end before a request runs: what its steps read has been overwritten since.
             lost = bad_running if self.recomputes else affected
@@ -167,6 +169,8 @@ def finish_loading(requests: Requests, manager: KVCacheManager, request: Request
     has_failed = requests.take_loaded(request)
     num_loaded = request.num_computed_tokens
     if has_failed and num_loaded == 0:
+        # It waits like any other: no room is kept for what it would still need.
+        requests.end_prefill(request)
         manager.free(request)
         return
     manager.cache_blocks(request, num_loaded)

@@ -133,6 +133,8 @@ class SchedulerOutput:
     row_bounds: dict[str, RowBounds] = field(default_factory=dict)
     # What grammars allow in the rows that are sampled; None: no row follows one.
     grammar_masks: "GrammarMasks | None" = None
+    # Whether a connector loads blocks that the step reads: its tokens are void if that fails.
+    loads_within: bool = False
 
     @property
     def has_orders(self) -> bool:

@@ -243,6 +243,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             window_tables=work.window_tables,
             drafter_rebuilds=work.drafter_rebuilds,
             row_bounds=work.row_bounds,
+            loads_within=step.loads_within,
         )
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(output)

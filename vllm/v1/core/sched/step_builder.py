@@ -103,6 +103,7 @@ class StepBuilder:
         encoder_inputs: Multimodal items to encode, by request.
         holds_admission: Nobody may enter: a running request was preempted, or its prefill waits
             for more budget.
+        loads_within: Whether a connector loads blocks that the step itself reads.
     """
 
     token_budget: int
@@ -116,6 +117,7 @@ class StepBuilder:
     spec_tokens: dict[str, list[int]] = field(default_factory=dict)
     encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
     holds_admission: bool = False
+    loads_within: bool = False
 
     @property
     def total_num_tokens(self) -> int:

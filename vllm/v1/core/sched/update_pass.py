@@ -94,13 +94,19 @@ class UpdatePass:
         for request_id in step.num_scheduled_tokens:
             request = requests.by_id.get(request_id)
             # Others may have ended while the step ran.
-            if request is None or request.is_finished() or request_id in void:
+            if request is None or request.is_finished():
+                continue
+            if request_id in void:
+                self.pass_over(request, result)
                 continue
             self._update(request, step, result)
         requests.leave_running(self._ended_running)
         # Preempted while the step ran that ended them.
         requests.leave_queues(self._ended_waiting)
         return self._outputs
+
+    def pass_over(self, request: Request, result: ModelRunnerOutput) -> None:
+        """Leave out what a void step gave one request."""
 
     def _update(self, request: Request, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Give one request its tokens."""

@@ -77,6 +77,8 @@ class ScorePlan:
         soft_cap: Scores are capped by tanh; 0: they are not.
         window: Keys a query sees, its own included; 0: all.
         queries_per_tile: Queries of a tile.
+        places_per_tile: Queries that a tile of this step may have, so many of each are kept while a
+            context is split; 0: all.
         num_splits: Parts of a context.
         latent_dim: Where a row is one key of all heads, its first values that are their value too;
             0: a row is keys, then values.
@@ -88,10 +90,11 @@ class ScorePlan:
     queries_per_tile: int = 1
     num_splits: int = 1
     latent_dim: int = 0
+    places_per_tile: int = 0
 
 
 @triton.jit(
-    do_not_specialize=["num_tiles"],
+    do_not_specialize=["num_tiles", "places"],
     do_not_specialize_on_alignment=[
         *_TABLES,
         "own_from",
@@ -123,6 +126,7 @@ def _attend_pages_kernel(
     block_stride,
     row_stride,
     num_tiles,
+    places,
     scale,
     soft_cap,
     window,
@@ -261,7 +265,7 @@ def _attend_pages_kernel(
         mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
         place = row
         if SPLITS > 1:
-            place = (split * num_tiles + tile).to(tl.int64) * QUERIES + index // GROUP
+            place = (split * num_tiles + tile).to(tl.int64) * places + index // GROUP
         target = place * HEADS + head
         tl.store(
             out + target[:, None] * WIDTH + column[None, :],
@@ -271,7 +275,7 @@ def _attend_pages_kernel(
         tl.store(log_sums + target, log_sum, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(do_not_specialize=["num_tiles", "places"], do_not_specialize_on_alignment=_TABLES)
 def _join_splits_kernel(
     parts,
     part_sums,
@@ -283,18 +287,18 @@ def _join_splits_kernel(
     counts,
     row_starts,
     num_tiles,
+    places,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
-    QUERIES: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     place = tl.program_id(0)
-    tile = place // QUERIES
+    tile = place // places
     request = tl.load(tile_requests + tile)
-    query = tl.load(tile_queries + tile) + place % QUERIES
+    query = tl.load(tile_queries + tile) + place % places
     # A request's last tile may lack queries.
     count = tl.load(counts + tl.maximum(request, 0))
     if (request >= 0) & (query < count):
@@ -305,14 +309,14 @@ def _join_splits_kernel(
         mask = is_head[:, None] & (column < WIDTH)[None, :]
         peak = tl.full((BLOCK_HEADS,), float("-inf"), tl.float32)
         for split in range(SPLITS):
-            source = (split * num_tiles + tile).to(tl.int64) * QUERIES + place % QUERIES
+            source = (split * num_tiles + tile).to(tl.int64) * places + place % places
             source = source * HEADS + head
             peak = tl.maximum(peak, tl.load(part_sums + source, mask=is_head, other=0.0))
         anchor = tl.where(peak == float("-inf"), 0.0, peak)
         total = tl.zeros((BLOCK_HEADS,), tl.float32)
         mixed = tl.zeros((BLOCK_HEADS, BLOCK_WIDTH), tl.float32)
         for split in range(SPLITS):
-            source = (split * num_tiles + tile).to(tl.int64) * QUERIES + place % QUERIES
+            source = (split * num_tiles + tile).to(tl.int64) * places + place % places
             source = source * HEADS + head
             weight = tl.exp(tl.load(part_sums + source, mask=is_head, other=0.0) - anchor)
             part = tl.load(parts + source[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
@@ -376,7 +380,8 @@ def attend_pages(
     out, log_sums = into
     parts, part_sums = into
     num_tiles = len(requests.tile_requests)
-    num_places = num_tiles * plan.queries_per_tile
+    places = plan.places_per_tile or plan.queries_per_tile
+    num_places = num_tiles * places
     if splits > 1:
         parts = out.new_empty((splits, num_places, heads, width), dtype=torch.float32)
         part_sums = log_sums.new_empty((splits, num_places, heads))
@@ -407,6 +412,7 @@ def attend_pages(
         cache.stride(0),
         cache.stride(1),
         num_tiles,
+        places,
         plan.scale,
         plan.soft_cap or 1.0,
         plan.window,
@@ -441,11 +447,11 @@ def attend_pages(
             requests.counts,
             requests.row_starts,
             num_tiles,
+            places,
             HEADS=heads,
             WIDTH=width,
             BLOCK_WIDTH=power_of_two(width),
             BLOCK_HEADS=power_of_two(heads),
-            QUERIES=plan.queries_per_tile,
             SPLITS=splits,
             HAS_SINKS=sinks is not None,
             num_warps=warps_of(power_of_two(heads) * power_of_two(width)),

@@ -24,7 +24,13 @@ from vllm.v1.attention.ops.triton.launch import (
     power_of_two,
     rows_per_program,
 )
-from vllm.v1.attention.ops.triton.routing import Routing, choose_rows_per_block
+from vllm.v1.attention.ops.triton.products import join_splits
+from vllm.v1.attention.ops.triton.routing import (
+    Routing,
+    Splits,
+    choose_rows_per_block,
+    choose_splits,
+)
 from vllm.v1.attention.ops.triton.small_floats import e2m1_value, e4m3_value, power_of
 
 _PANEL = tl.constexpr(PANEL)
@@ -320,6 +326,99 @@ def _round_inputs(x: torch.Tensor, stack: PanelStack) -> tuple[torch.Tensor, tor
 # -- products ---------------------------------------------------------------------------------
 
 
+@triton.jit
+def _sum_panel(
+    codes,
+    scales,
+    scale_factors,
+    offsets,
+    offset_factors,
+    num_words,
+    num_groups,
+    num_scale_factors,
+    num_offset_factors,
+    in_size,
+    x,
+    x_scales,
+    order,
+    row,
+    is_row,
+    panel,
+    first_word,
+    end_word,
+    x_stride,
+    num_x_groups,
+    KIND: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    GROUP_WORDS: tl.constexpr,
+    SCALE_FAN: tl.constexpr,
+    SCALE_FORM: tl.constexpr,
+    HAS_SCALE_FACTORS: tl.constexpr,
+    OFFSET_FAN: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_OFFSET_FACTORS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Returns fp32 sums [rows, 64] over some words of a panel."""
+    lane = tl.arange(0, _PANEL)
+    sums = tl.zeros((ROWS, _PANEL), tl.float32)
+    for first in range(first_word, end_word, WORDS):
+        word = first + tl.arange(0, WORDS)
+        values, scale, offset = _load_words(
+            codes,
+            scales,
+            scale_factors,
+            offsets,
+            offset_factors,
+            panel,
+            word,
+            lane,
+            num_words,
+            num_groups,
+            num_scale_factors,
+            num_offset_factors,
+            KIND,
+            PER_WORD,
+            GROUP_WORDS,
+            SCALE_FAN,
+            SCALE_FORM,
+            HAS_SCALE_FACTORS,
+            OFFSET_FAN,
+            HAS_OFFSETS,
+            HAS_OFFSET_FACTORS,
+        )
+        column = first * PER_WORD + tl.arange(0, WORDS * PER_WORD)
+        is_column = column < in_size
+        mask = is_row[:, None] & is_column[None, :]
+        source = column
+        if HAS_ORDER:
+            source = tl.load(order + column, mask=is_column, other=0)
+        inputs = tl.load(x + row[:, None] * x_stride + source[None, :], mask=mask, other=0.0)
+        if IS_ROUNDED:
+            # All words of this step are of one group.
+            if HAS_ZEROS:
+                values = values - offset[:, None, :]
+            weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(tl.float16)
+            x_group = tl.minimum(first // GROUP_WORDS, num_x_groups - 1)
+            step = tl.load(x_scales + row * num_x_groups + x_group, mask=is_row, other=0.0)
+            is_first = (tl.arange(0, WORDS) == 0)[:, None]
+            part = multiply(inputs, weights)
+            part = part * tl.sum(tl.where(is_first, scale, 0.0), 0)[None, :]
+            if HAS_OFFSETS and not HAS_ZEROS:
+                shift = tl.sum(tl.where(is_first, offset, 0.0), 0)[None, :]
+                part += tl.sum(inputs.to(tl.float32), 1)[:, None] * shift
+            sums += part * step[:, None]
+        else:
+            values = _weigh_codes(values, scale, offset, HAS_OFFSETS, HAS_ZEROS)
+            weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(inputs.dtype)
+            sums += multiply(inputs, weights)
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_pairs"])
 def _panel_product_kernel(
     codes,
@@ -349,6 +448,7 @@ def _panel_product_kernel(
     part_panels,
     part_size,
     num_x_groups,
+    split_words,
     KIND: tl.constexpr,
     PER_WORD: tl.constexpr,
     GROUP_WORDS: tl.constexpr,
@@ -364,6 +464,8 @@ def _panel_product_kernel(
     IS_ROUTED: tl.constexpr,
     IS_GATHER: tl.constexpr,
     IS_ROUNDED: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    TURNS: tl.constexpr,
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
@@ -383,22 +485,34 @@ def _panel_product_kernel(
         lane = tl.arange(0, _PANEL)
         panel = (matrix * num_panels + tl.program_id(1)).to(tl.int64)
         own_order = order + panel // part_panels * in_size
+        split = 0
+        if IS_SPLIT:
+            split = tl.program_id(2)
         sums = tl.zeros((ROWS, _PANEL), tl.float32)
-        for first in range(0, num_words, WORDS):
-            word = first + tl.arange(0, WORDS)
-            values, scale, offset = _load_words(
+        for turn in range(0, TURNS):
+            first_word = (split + turn) * split_words
+            end_word = tl.minimum(first_word + split_words, num_words)
+            sums += _sum_panel(
                 codes,
                 scales,
                 scale_factors,
                 offsets,
                 offset_factors,
-                panel,
-                word,
-                lane,
                 num_words,
                 num_groups,
                 num_scale_factors,
                 num_offset_factors,
+                in_size,
+                x,
+                x_scales,
+                own_order,
+                row,
+                is_row,
+                panel,
+                first_word,
+                end_word,
+                x_stride,
+                num_x_groups,
                 KIND,
                 PER_WORD,
                 GROUP_WORDS,
@@ -408,32 +522,12 @@ def _panel_product_kernel(
                 OFFSET_FAN,
                 HAS_OFFSETS,
                 HAS_OFFSET_FACTORS,
+                HAS_ZEROS,
+                HAS_ORDER,
+                IS_ROUNDED,
+                ROWS,
+                WORDS,
             )
-            column = first * PER_WORD + tl.arange(0, WORDS * PER_WORD)
-            is_column = column < in_size
-            mask = is_row[:, None] & is_column[None, :]
-            source = column
-            if HAS_ORDER:
-                source = tl.load(own_order + column, mask=is_column, other=0)
-            inputs = tl.load(x + row[:, None] * x_stride + source[None, :], mask=mask, other=0.0)
-            if IS_ROUNDED:
-                # All words of this step are of one group.
-                if HAS_ZEROS:
-                    values = values - offset[:, None, :]
-                weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(tl.float16)
-                x_group = tl.minimum(first // GROUP_WORDS, num_x_groups - 1)
-                step = tl.load(x_scales + row * num_x_groups + x_group, mask=is_row, other=0.0)
-                is_first = (tl.arange(0, WORDS) == 0)[:, None]
-                part = multiply(inputs, weights)
-                part = part * tl.sum(tl.where(is_first, scale, 0.0), 0)[None, :]
-                if HAS_OFFSETS and not HAS_ZEROS:
-                    shift = tl.sum(tl.where(is_first, offset, 0.0), 0)[None, :]
-                    part += tl.sum(inputs.to(tl.float32), 1)[:, None] * shift
-                sums += part * step[:, None]
-            else:
-                values = _weigh_codes(values, scale, offset, HAS_OFFSETS, HAS_ZEROS)
-                weights = tl.reshape(values, (WORDS * PER_WORD, _PANEL)).to(inputs.dtype)
-                sums += multiply(inputs, weights)
         output = tl.program_id(1) % part_panels * _PANEL + lane
         is_output = output < part_size
         output += tl.program_id(1) // part_panels * part_size
@@ -441,6 +535,8 @@ def _panel_product_kernel(
             added = tl.load(bias + matrix * out_size + output, mask=is_output, other=0.0)
             sums += added.to(tl.float32)[None, :]
         target = pair.to(tl.int64)[:, None] * out_stride + output[None, :]
+        if IS_SPLIT:
+            target += tl.program_id(2).to(tl.int64) * num_pairs * out_stride
         tl.store(
             out + target,
             sums.to(out.dtype.element_ty),
@@ -497,45 +593,58 @@ def panel_product(
     arguments, constants = _take_apart(stack)
     part_panels = divide_up(stack.part_size, PANEL)
     num_panels = stack.num_parts * part_panels
+    num_steps = divide_up(stack.codes.shape[1], words)
+    splits, target = Splits(1, num_steps), out
     if routing is None:
         num_pairs, num_chosen = len(x), 1
         rows = choose_rows_per_block(num_pairs, 1, is_invariant=is_invariant)
         num_blocks = divide_up(num_pairs, rows)
         pairs = experts = stack.codes
+        splits = choose_splits(num_pairs, num_panels, num_steps, is_invariant=is_invariant)
+        if splits.are_programs:
+            assert bias is None, "a routing comes with it"
+            target = torch.empty(
+                (splits.count, num_pairs, out.shape[1]), dtype=torch.float32, device=x.device
+            )
     else:
         num_pairs, num_chosen, rows = routing.num_pairs, routing.num_chosen, routing.rows_per_block
         pairs, experts = routing.pairs, routing.experts
         num_blocks = len(experts)
     launch(
         _panel_product_kernel,
-        (num_blocks, num_panels),
+        (num_blocks, num_panels, splits.num_programs),
         *arguments,
         x,
         x_scales,
         stack.codes if order is None else order,
         x if bias is None else bias,
-        out,
+        target,
         pairs,
         experts,
         num_pairs,
         stack.num_matrices,
         num_chosen,
         x.stride(0),
-        out.stride(0),
+        target.stride(-2),
         stack.out_size,
         num_panels,
         part_panels,
         stack.part_size,
         num_x_groups,
+        splits.num_steps * words,
         **constants,
         HAS_ORDER=order is not None,
         HAS_BIAS=bias is not None,
         IS_ROUTED=routing is not None,
         IS_GATHER=is_gather,
         IS_ROUNDED=is_rounded,
+        IS_SPLIT=splits.are_programs,
+        TURNS=splits.num_turns,
         ROWS=rows,
         WORDS=words,
     )
+    if splits.are_programs:
+        join_splits(target, out)
 
 
 def _widen_inputs(codes: torch.Tensor, scales: torch.Tensor, stack: PanelStack) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
     program (block of rows of one expert, block of outputs), a loop over the inputs
 
-A row's sums have one order whatever stands beside it: blocks and the loop's step are fixed.
+A row's sums have one order whatever stands beside it: blocks, the loop's step and the parts that a
+sum is split into are fixed.
 """
 
 import torch
@@ -17,11 +18,18 @@ from vllm.v1.attention.ops.triton.launch import (
     multiply,
     power_of_two,
 )
-from vllm.v1.attention.ops.triton.routing import Routing, choose_rows_per_block, route
+from vllm.v1.attention.ops.triton.routing import (
+    Routing,
+    Splits,
+    choose_rows_per_block,
+    choose_splits,
+    route,
+)
 from vllm.v1.attention.ops.triton.small_floats import e2m1_value, e4m3_value, power_of
 
 _OUTPUTS = 256 if IS_INTERPRETED else 64
 _INPUTS = 256 if IS_INTERPRETED else 64
+_JOINED_OUTPUTS = 1 << 16 if IS_INTERPRETED else 512
 
 
 @triton.jit
@@ -64,6 +72,52 @@ def load_weights(
         return values * scale
 
 
+@triton.jit
+def _sum_products(
+    x,
+    codes,
+    scales,
+    row,
+    is_row,
+    output,
+    is_output,
+    first_column,
+    end_column,
+    x_stride,
+    in_size,
+    scale_columns,
+    KIND: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    HAS_BYTE_SCALES: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Returns fp32 sums [rows, outputs] over some of the inputs."""
+    sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for first in range(first_column, end_column, INPUTS):
+        column = first + tl.arange(0, INPUTS)
+        is_column = column < in_size
+        source = row.to(tl.int64)[:, None] * x_stride + column[None, :]
+        values = tl.load(x + source, mask=is_row[:, None] & is_column[None, :], other=0.0)
+        weights = load_weights(
+            codes,
+            scales,
+            output,
+            column,
+            is_output[:, None] & is_column[None, :],
+            in_size,
+            scale_columns,
+            KIND,
+            SCALE_ROWS,
+            SCALE_COLUMNS,
+            HAS_BYTE_SCALES,
+        )
+        sums += multiply(values, tl.trans(weights.to(values.dtype)))
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_pairs"])
 def _grouped_product_kernel(
     x,
@@ -83,57 +137,112 @@ def _grouped_product_kernel(
     matrix_stride,
     scale_stride,
     scale_columns,
+    split_inputs,
     KIND: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     HAS_BYTE_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_ROUTED: tl.constexpr,
     IS_GATHER: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    TURNS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
     block = tl.program_id(0)
-    expert = tl.load(experts + block)
+    expert = 0
+    if IS_ROUTED:
+        expert = tl.load(experts + block)
     if expert < num_experts:
-        pair = tl.load(pairs + block * ROWS + tl.arange(0, ROWS))
+        pair = block * ROWS + tl.arange(0, ROWS)
+        if IS_ROUTED:
+            pair = tl.load(pairs + pair)
         is_row = pair < num_pairs
         row = pair
         if IS_GATHER:
             row = pair // num_chosen
         output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         is_output = output < out_size
-        own_codes = codes + expert.to(tl.int64) * matrix_stride
-        own_scales = scales + expert.to(tl.int64) * scale_stride
+        own_codes, own_scales = codes, scales
+        if IS_ROUTED:
+            own_codes += tl.cast(expert, tl.int64) * matrix_stride
+            own_scales += tl.cast(expert, tl.int64) * scale_stride
+        split = 0
+        if IS_SPLIT:
+            split = tl.program_id(2)
         sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
-        for first in range(0, in_size, INPUTS):
-            column = first + tl.arange(0, INPUTS)
-            is_column = column < in_size
-            source = row.to(tl.int64)[:, None] * x_stride + column[None, :]
-            values = tl.load(x + source, mask=is_row[:, None] & is_column[None, :], other=0.0)
-            weights = load_weights(
+        for turn in range(0, TURNS):
+            first = (split + turn) * split_inputs
+            end = tl.minimum(first + split_inputs, in_size)
+            sums += _sum_products(
+                x,
                 own_codes,
                 own_scales,
+                row,
+                is_row,
                 output,
-                column,
-                is_output[:, None] & is_column[None, :],
+                is_output,
+                first,
+                end,
+                x_stride,
                 in_size,
                 scale_columns,
                 KIND,
                 SCALE_ROWS,
                 SCALE_COLUMNS,
                 HAS_BYTE_SCALES,
+                ROWS,
+                OUTPUTS,
+                INPUTS,
             )
-            sums += multiply(values, tl.trans(weights.to(values.dtype)))
         if HAS_BIAS:
             added = tl.load(bias + expert * out_size + output, mask=is_output, other=0.0)
             sums += added.to(tl.float32)[None, :]
         target = pair.to(tl.int64)[:, None] * out_stride + output[None, :]
+        if IS_SPLIT:
+            target += tl.program_id(2).to(tl.int64) * num_pairs * out_stride
         tl.store(
             out + target,
             sums.to(out.dtype.element_ty),
             mask=is_row[:, None] & is_output[None, :],
         )
+
+
+@triton.jit
+def _join_splits_kernel(
+    sums, out, num_splits, split_stride, out_stride, out_size, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_output = output < out_size
+    total = tl.zeros((BLOCK,), tl.float32)
+    for split in range(0, num_splits):
+        at = split * split_stride + row * out_size + output
+        total += tl.load(sums + at, mask=is_output, other=0.0)
+    tl.store(out + row * out_stride + output, total.to(out.dtype.element_ty), mask=is_output)
+
+
+def join_splits(sums: torch.Tensor, out: torch.Tensor) -> None:
+    """Adds the sums [splits, T, out] of a product's parts in order.
+
+    Mutates:
+        out: [T, out], a row's values side by side.
+    """
+    num_splits, num_rows, out_size = sums.shape
+    block = min(_JOINED_OUTPUTS, power_of_two(out_size))
+    launch(
+        _join_splits_kernel,
+        (num_rows, divide_up(out_size, block)),
+        sums,
+        out,
+        num_splits,
+        sums.stride(0),
+        out.stride(0),
+        out_size,
+        BLOCK=block,
+    )
 
 
 def grouped_product(
@@ -158,43 +267,9 @@ def grouped_product(
     Returns:
         [num_pairs, out] by pair, of x's type unless ``out`` is given.
     """
-    assert x.stride(-1) == 1, "a row's values stand side by side"
     if out is None:
         out = x.new_empty((routing.num_pairs, stack.out_size))
-    outputs = min(_OUTPUTS, max(16, power_of_two(stack.out_size)))
-    scale_columns = divide_up(stack.in_size, stack.scale_shape[1])
-    launch(
-        _grouped_product_kernel,
-        (len(routing.experts), divide_up(stack.out_size, outputs)),
-        x,
-        stack.codes,
-        stack.scales,
-        x if bias is None else bias,
-        out,
-        routing.pairs,
-        routing.experts,
-        routing.num_pairs,
-        stack.num_matrices,
-        routing.num_chosen,
-        x.stride(0),
-        out.stride(0),
-        stack.out_size,
-        stack.in_size,
-        stack.codes.stride(0),
-        0
-        if stack.kind == PLAIN
-        else scale_columns * divide_up(stack.out_size, stack.scale_shape[0]),
-        scale_columns,
-        KIND=stack.kind,
-        SCALE_ROWS=stack.scale_shape[0],
-        SCALE_COLUMNS=stack.scale_shape[1],
-        HAS_BYTE_SCALES=stack.kind != PLAIN and stack.scales.dtype == torch.uint8,
-        HAS_BIAS=bias is not None,
-        IS_GATHER=is_gather,
-        ROWS=routing.rows_per_block,
-        OUTPUTS=outputs,
-        INPUTS=min(_INPUTS, max(16, power_of_two(stack.in_size))),
-    )
+    _launch_product(x, stack, out, routing.rows_per_block, routing, bias, is_gather=is_gather)
     return out
 
 
@@ -206,15 +281,93 @@ def stack_linear(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Maps [T, in] by the one matrix of a stack to [T, out]; see ``grouped_product``."""
-    num_rows = x.shape[0]
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    num_rows = len(x)
+    if out is None:
+        out = x.new_empty((num_rows, stack.out_size))
     rows = choose_rows_per_block(num_rows, 1, is_invariant=is_invariant)
-    num_blocks = divide_up(num_rows, rows)
-    # Rows in order: of the last block those from num_rows on are none.
-    pairs = torch.arange(num_blocks * rows, dtype=torch.int32, device=x.device)
-    experts = torch.zeros(num_blocks, dtype=torch.int32, device=x.device)
-    routing = Routing(pairs, experts, num_rows, 1, rows)
-    wide = x if x.stride(-1) == 1 else x.contiguous()
-    return grouped_product(wide, stack, routing, is_gather=False, out=out)
+    num_blocks = divide_up(stack.out_size, _choose_outputs(stack))
+    num_steps = divide_up(stack.in_size, _choose_inputs(stack))
+    splits = choose_splits(num_rows, num_blocks, num_steps, is_invariant=is_invariant)
+    if splits.are_programs:
+        shape = (splits.count, num_rows, stack.out_size)
+        sums = torch.empty(shape, dtype=torch.float32, device=x.device)
+        _launch_product(x, stack, sums, rows, splits=splits)
+        join_splits(sums, out)
+    else:
+        _launch_product(x, stack, out, rows, splits=splits)
+    return out
+
+
+def _choose_outputs(stack: StoredStack) -> int:
+    return min(_OUTPUTS, max(16, power_of_two(stack.out_size)))
+
+
+def _choose_inputs(stack: StoredStack) -> int:
+    return min(_INPUTS, max(16, power_of_two(stack.in_size)))
+
+
+def _launch_product(
+    x: torch.Tensor,
+    stack: StoredStack,
+    out: torch.Tensor,
+    rows: int,
+    routing: Routing | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    is_gather: bool = False,
+    splits: Splits | None = None,
+) -> None:
+    """Launches a product of blocks of ``rows`` rows; without a routing all are of one matrix."""
+    assert x.stride(-1) == 1, "a row's values stand side by side"
+    outputs, inputs = _choose_outputs(stack), _choose_inputs(stack)
+    splits = splits or Splits(1, divide_up(stack.in_size, inputs))
+    scale_columns = divide_up(stack.in_size, stack.scale_shape[1])
+    if routing is None:
+        num_blocks, num_pairs, num_chosen = divide_up(len(x), rows), len(x), 1
+    else:
+        num_blocks, num_pairs = len(routing.experts), routing.num_pairs
+        num_chosen = routing.num_chosen
+    launch(
+        _grouped_product_kernel,
+        (
+            num_blocks,
+            divide_up(stack.out_size, outputs),
+            splits.num_programs,
+        ),
+        x,
+        stack.codes,
+        stack.scales,
+        x if bias is None else bias,
+        out,
+        stack.codes if routing is None else routing.pairs,
+        stack.codes if routing is None else routing.experts,
+        num_pairs,
+        stack.num_matrices,
+        num_chosen,
+        x.stride(0),
+        out.stride(-2),
+        stack.out_size,
+        stack.in_size,
+        stack.codes.stride(0),
+        0
+        if stack.kind == PLAIN
+        else scale_columns * divide_up(stack.out_size, stack.scale_shape[0]),
+        scale_columns,
+        splits.num_steps * inputs,
+        KIND=stack.kind,
+        SCALE_ROWS=stack.scale_shape[0],
+        SCALE_COLUMNS=stack.scale_shape[1],
+        HAS_BYTE_SCALES=stack.kind != PLAIN and stack.scales.dtype == torch.uint8,
+        HAS_BIAS=bias is not None,
+        IS_ROUTED=routing is not None,
+        IS_GATHER=is_gather,
+        IS_SPLIT=splits.are_programs,
+        TURNS=splits.num_turns,
+        ROWS=rows,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+    )
 
 
 def linear_in_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

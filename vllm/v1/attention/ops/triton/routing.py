@@ -7,6 +7,10 @@ import torch
 from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED
 
 FEW_ROWS, MANY_ROWS = 16, 64
+# Programs that keep a large card's processors reading, and the least steps of a loop that one of
+# them is worth.
+_ENOUGH_PROGRAMS = 512
+_LEAST_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,54 @@ def choose_rows_per_block(num_pairs: int, num_experts: int, *, is_invariant: boo
     if is_invariant or IS_INTERPRETED:
         return MANY_ROWS
     return FEW_ROWS if num_pairs <= FEW_ROWS * num_experts else MANY_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How the sum over the inputs of a product of one matrix is cut.
+
+    Attributes:
+        count: Parts, whose sums are added in order.
+        num_steps: Steps of the loop over the inputs in each part but the last.
+        are_programs: Whether each part is summed by a program of its own, into memory of its own;
+            else one program takes them in turn.
+    """
+
+    count: int
+    num_steps: int
+    are_programs: bool = False
+
+    @property
+    def num_programs(self) -> int:
+        """Programs that share a block of outputs."""
+        return self.count if self.are_programs else 1
+
+    @property
+    def num_turns(self) -> int:
+        """Parts that each of them takes."""
+        return 1 if self.are_programs else self.count
+
+
+def choose_splits(num_rows: int, num_blocks: int, num_steps: int, *, is_invariant: bool) -> Splits:
+    """Return how a product's sums are cut.
+
+    A few rows give too few programs to read a narrow matrix at a card's speed. Where results must
+    not depend on the batch, many rows are summed by the same parts, which then costs a program
+    more registers and gains nothing.
+
+    Args:
+        num_rows: Of the step.
+        num_blocks: Blocks of outputs that the matrix has.
+        num_steps: Steps of the loop over its inputs.
+        is_invariant: Whether a row's bits must not depend on the batch.
+    """
+    count = max(1, min(_ENOUGH_PROGRAMS // num_blocks, num_steps // _LEAST_STEPS))
+    steps = -(-num_steps // count)
+    count = -(-num_steps // steps)
+    is_few = num_rows <= FEW_ROWS
+    if count == 1 or not (is_few or is_invariant or IS_INTERPRETED):
+        return Splits(1, num_steps)
+    return Splits(count, steps, are_programs=is_few)
 
 
 def route(expert_ids: torch.Tensor, num_experts: int, rows_per_block: int) -> Routing:
