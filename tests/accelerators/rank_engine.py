@@ -19,8 +19,8 @@ from vllm.v1.executor import uniproc_executor
 from vllm.v1.worker import gpu_worker
 
 SIZE = 2
-UNITS = {"qwen3-next": 16, "deepseek-v4": 32}
-"""Checkpoint -> ``--block-size``."""
+UNITS = {"qwen3-next": (16, 1), "deepseek-v4": (32, 0)}
+"""Checkpoint -> ``--block-size``, drafts by the model's own block."""
 LENGTHS = (35,)
 """Of the prompts."""
 
@@ -49,10 +49,10 @@ def answer_as_rank(rank: int, folder: Path) -> None:
         patches.setattr(gpu_worker, "make_graphed_step_model", record)
         patches.setattr(CudaReferencePlatform, "get_op", lambda _, name: find_few_kernels(name))
         found: dict[str, tuple[Answers, int]] = {}
-        for name, unit in UNITS.items():
+        for name, (unit, num_drafts) in UNITS.items():
             place = WorkerPlace(rank, SIZE, rank, SIZE, f"file://{folder}/{name}.meeting")
             patches.setattr(uniproc_executor, "ALONE", place)
             num_replays = 0
-            answers = ask(folder / name, unit, lengths=LENGTHS, max_num_seqs=1)
+            answers = ask(folder / name, unit, num_drafts, lengths=LENGTHS, max_num_seqs=1)
             found[name] = answers, num_replays
     (folder / f"{rank}.json").write_text(json.dumps(found))

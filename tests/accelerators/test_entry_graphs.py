@@ -94,7 +94,7 @@ def run_block(
         meta = harness.steps.build_metadata(own, layout)
         if isinstance(harness.last_meta, LaidOutStep):
             most = max(item.num_tokens for item in own)
-            assert meta == LaidOutStep(DecodeShape(5 if most > 1 else 1, 3, 512))
+            assert meta == LaidOutStep(DecodeShape(5 if most > 1 else 1, 3, 500))
         next_ids = [
             request.token_ids[position + 1]
             for (request, _), item in zip(work, own, strict=True)
@@ -182,7 +182,7 @@ def write_glm(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("write", "unit", "num_drafts", "lengths"),
-    [(partial(write_tiny, **SHORT_V4), 32, 2, (5, 35)), (write_glm, 16, 0, (5, 7, 35))],
+    [(partial(write_tiny, **SHORT_V4), 32, 2, (5, 35)), (write_glm, 16, 2, (5, 35))],
     ids=["drafts", "chosen keys"],
 )
 def test_an_engine_answers_on_graphs_as_on_a_cpu(
@@ -262,12 +262,25 @@ def choosing(monkeypatch: pytest.MonkeyPatch) -> tuple[PagedHarness, PagedHarnes
         recorder,
         sizes=(3,),
         max_tokens=250,
-        # They do not change what is captured.
-        num_drafts=2,
+        num_drafts=3,
     )
-    # Contexts of 64 tokens, of which none is left out, of 128 and of 252.
-    assert len(recorder.recordings) == count_graphs(harness.model, 1, 250, 2) == 3
+    # A token of each request and four, of contexts of 64 tokens, of which none is left out, of 128
+    # and of 252; and what settles drafts.
+    assert len(recorder.recordings) == count_graphs(harness.model, 1, 250, 3) == 7
     return expected, harness
+
+
+CHOOSING_STEPS = [
+    # (request, its tokens, how many of them are wrong), and its shape.
+    ([(0, 1, 0), (1, 1, 0)], DecodeShape(1, 3, 64)),
+    # A pool, a block and a unit's state end with a draft that stands; the second has no drafts.
+    ([(0, 4, 2), (1, 1, 0)], DecodeShape(4, 3, 128)),
+    ([(0, 4, 2), (1, 4, 2), (2, 2, 1)], DecodeShape(4, 3, 252)),
+    # Of two tokens that are no drafts there may be two states.
+    ([(2, 4, 1)], None),
+    ([(2, 4, 2), (0, 1, 0)], DecodeShape(4, 3, 252)),
+    ([(0, 1, 0), (1, 1, 0)], DecodeShape(1, 3, 128)),
+]
 
 
 def test_steps_that_choose_keys_are_replayed(choosing: tuple[PagedHarness, PagedHarness]) -> None:
@@ -275,19 +288,16 @@ def test_steps_that_choose_keys_are_replayed(choosing: tuple[PagedHarness, Paged
     requests = [[own.add(random_tokens(200, n)) for n in range(3)] for own in choosing]
     for own, known in zip(choosing, requests, strict=True):
         own.step(list(zip(known, (61, 2, 130), strict=True)))
-    # Pools end in the third step, a block and a unit's state in the fourth; then nothing is stored
-    # of drafts, which are not replayed, and the rest goes on behind them.
-    steps = [([0, 1], 64), ([0, 1], 64), ([0, 1, 2], 252), ([2, 0], 252), ([0, 1], 128)]
-    for batch, limit in steps:
-        for number in batch[:1] if limit == 128 else ():
-            for own, known in zip(choosing, requests, strict=True):
-                own.step([(known[number], 3)], [1])
-            assert isinstance(harness.last_meta, StepMetadata)
+    for batch, shape in CHOOSING_STEPS:
+        wrong = [num_wrong for *_, num_wrong in batch]
         wanted, found = (
-            own.step([(known[index], 1) for index in batch])
+            own.step([(known[index], count) for index, count, _ in batch], wrong)
             for own, known in zip(choosing, requests, strict=True)
         )
-        assert harness.last_meta == LaidOutStep(DecodeShape(1, 3, limit))
+        if shape is None:
+            assert isinstance(harness.last_meta, StepMetadata)
+        else:
+            assert harness.last_meta == LaidOutStep(shape)
         for row, right in zip(found, wanted, strict=True):
             assert_near(row, right, 1e-4)
         assert_same_pages(harness, expected)

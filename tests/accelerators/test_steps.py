@@ -74,10 +74,11 @@ def make_pair(raw: dict[str, Any], **kwargs: Any) -> tuple[PagedHarness, PagedHa
 
 
 SCRIPT = [
-    # (request, tokens, wrong drafts of them): a prompt in chunks beside decodes and drafts.
+    # (request, tokens, wrong drafts of them): a prompt in chunks beside decodes, and beside drafts
+    # of which none stand, or some.
     [(0, 40, 0), (1, 9, 0)],
-    [(0, 20, 0), (1, 4, 2)],
-    [(0, 1, 0), (1, 1, 0)],
+    [(0, 20, 0), (2, 3, 2), (1, 4, 2)],
+    [(0, 1, 0), (1, 1, 0), (2, 1, 0)],
 ]
 
 
@@ -148,7 +149,7 @@ def test_a_row_has_the_same_bits_in_any_batch(monkeypatch: pytest.MonkeyPatch) -
 
 
 def make_graphs(
-    harness: PagedHarness, size: int = 2, num_drafts: int = 0
+    harness: PagedHarness, size: int = 2, num_drafts: int = 0, max_rows: int = 0
 ) -> tuple[DecodeGraphs, GraphRecorder]:
     recorder = GraphRecorder(harness.model, harness.kv_caches)
     harness.steps = make_graphed_step_model(
@@ -160,6 +161,7 @@ def make_graphs(
         sizes=(size,),
         max_tokens=160,
         num_drafts=num_drafts,
+        max_rows=max_rows,
     )
     return harness.steps.model, recorder
 
@@ -315,9 +317,11 @@ def test_sizes_of_graphs() -> None:
     assert choose_sizes(64) == (64, 56, 48, 40, 32, 24, 16, 8, 4, 2, 1)
 
 
-def test_what_drafts_hold_is_counted() -> None:
+# A step of five rows has fewer drafts than two requests of three.
+@pytest.mark.parametrize("max_rows", [0, 5])
+def test_what_drafts_hold_is_counted(max_rows: int) -> None:
     _, harness = make_pair(SHORT["qwen3.5"])
-    make_graphs(harness, 2, 3)
+    make_graphs(harness, 2, 3, max_rows)
     _, kept = harness.steps.model._steps._builder.buffers
     shape = harness.model.config.attention
     # In one part here: sums of each query's heads.

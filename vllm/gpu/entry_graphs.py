@@ -16,8 +16,16 @@ from typing import Any
 
 import torch
 
-from vllm.gpu.decode_graphs import CapturedSteps, GraphDevice, show_progress, telling_of
+from vllm.gpu.decode_graphs import (
+    CapturedSteps,
+    Captures,
+    GraphDevice,
+    show_progress,
+    telling_of,
+)
+from vllm.gpu.settle_graphs import SettleGraphs
 from vllm.model_executor.models.deepseek_v4.kv_cache import MTP_WINDOW
+from vllm.v1.attention.draft_states import DraftStates
 from vllm.v1.attention.entry_tables import (
     DecodeShape,
     EntryTables,
@@ -27,6 +35,7 @@ from vllm.v1.attention.entry_tables import (
 )
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
+from vllm.v1.attention.step_model import SettlesDrafts
 from vllm.v1.attention.step_tables import RequestSlice
 
 
@@ -37,14 +46,52 @@ class StepSizes:
     Attributes:
         requests: Numbers of requests.
         queries: Tokens of each request, drafts included.
-        block_queries: Likewise, of steps of the block that drafts; empty: it does not run.
         max_tokens: Of a context.
     """
 
     requests: Sequence[int]
     queries: Sequence[int]
-    block_queries: Sequence[int]
     max_tokens: int
+
+    def find_shapes(self, layout: CacheLayout) -> tuple[DecodeShape, ...]:
+        """Return the shapes, the smallest first."""
+        limits = choose_limits(self.max_tokens, max(group.ratio for group in layout.groups))
+        if all(group.kind == "window" for group in layout.groups):
+            # Nothing in a step depends on the context's length.
+            limits = limits[-1:]
+        return tuple(sorted(starmap(DecodeShape, product(self.queries, self.requests, limits))))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """A model's own block that drafts, whose steps are captured too.
+
+    Attributes:
+        layout: The groups of its caches, as its proposer has them.
+        sizes: What to capture.
+        stream_shape: Of the streams of one row.
+        dtype: Of these.
+    """
+
+    layout: CacheLayout
+    sizes: StepSizes
+    stream_shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """How drafts of recurrent states are settled.
+
+    Attributes:
+        drafts: What keeps those of steps that are replayed.
+        replayed: Settles these.
+        others: Settles those of steps that are not.
+    """
+
+    drafts: DraftStates
+    replayed: SettleGraphs
+    others: SettlesDrafts
 
 
 class EntryGraphs:
@@ -56,6 +103,8 @@ class EntryGraphs:
         kv_caches: Cache name -> pages.
         sizes: What to capture.
         device: Where it runs.
+        block: Its block that drafts; None: that runs as it is.
+        settling: How drafts are settled; None: nothing that is stored depends on it.
 
     Owns: the graphs, and the tables of decode steps that they read.
     """
@@ -67,38 +116,48 @@ class EntryGraphs:
         kv_caches: Mapping[str, torch.Tensor],
         sizes: StepSizes,
         device: torch.device,
+        block: BlockPlan | None = None,
+        settling: Settling | None = None,
     ) -> None:
-        self._model, self._device = model, device
-        limits = choose_limits(sizes.max_tokens, max(group.ratio for group in layout.groups))
-        main = find_shapes(sizes.queries, sizes.requests, limits)
-        self._steps = _ShapedSteps(_run_filled_up(model), layout, kv_caches, main, device)
+        self._model, self._device, self._settling = model, device, settling
+        self._was_replayed = False
+        drafts = None if settling is None else settling.drafts
+        if drafts is not None:
+            drafts.reserve(max(sizes.requests) * (max(sizes.queries) - 1))
+            drafts.fix()
+        self._steps = _ShapedSteps(
+            _run_filled_up(model),
+            layout,
+            kv_caches,
+            sizes.find_shapes(layout),
+            device,
+            *(() if drafts is None else (drafts.kept,)),
+            drafts=drafts,
+        )
         self._block: _ShapedSteps | None = None
-        if sizes.block_queries:
-            # Its layer has a window alone: nothing in a step depends on the context's length.
-            shapes = find_shapes(sizes.block_queries, sizes.requests, limits[-1:])
-            config = model.config
+        if block is not None:
+            shapes = block.sizes.find_shapes(block.layout)
+            num_rows = max(shape.num_rows for shape in shapes)
             self._streams = torch.zeros(
-                (max(shape.num_rows for shape in shapes), config.hc_mult, config.hidden_size),
-                dtype=model.norm.dtype,
-                device=device,
+                (num_rows, *block.stream_shape), dtype=block.dtype, device=device
             )
             self._block = _ShapedSteps(
-                self._run_block, block_layout(layout), kv_caches, shapes, device, self._streams
+                self._run_block, block.layout, kv_caches, shapes, device, self._streams
             )
 
     @torch.inference_mode()
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
         """Capture every shape; the log says what they took."""
-        all_steps = [steps for steps in (self._steps, self._block) if steps is not None]
-        count = sum(len(steps.shapes) for steps in all_steps)
-        number = 0
-        with telling_of(graphs, *(steps.captured for steps in all_steps)):
-            for steps in all_steps:
-                for shape in steps.shapes[::-1]:
-                    number += 1
-                    if shows_progress:
-                        show_progress(number, count)
-                    steps.capture(graphs, shape)
+        parts: list[Captures | None] = [self._steps, self._block]
+        if self._settling is not None:
+            parts.append(self._settling.replayed)
+        own = [part for part in parts if part is not None]
+        pairs = [(part, shape) for part in own for shape in part.shapes[::-1]]
+        with telling_of(graphs, *own):
+            for number, (part, shape) in enumerate(pairs, 1):
+                if shows_progress:
+                    show_progress(number, len(pairs))
+                part.capture(graphs, shape)
 
     def build_metadata(
         self, slices: Sequence[RequestSlice], layout: CacheLayout
@@ -120,6 +179,7 @@ class EntryGraphs:
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """As the model."""
+        self._was_replayed = isinstance(meta, LaidOutStep)
         if isinstance(meta, LaidOutStep):
             return self._steps.replay(meta, token_ids, positions)
         streams: torch.Tensor = self._model(token_ids, positions, meta, kv_caches)
@@ -129,6 +189,22 @@ class EntryGraphs:
         """As the model; the rows are the sampler's."""
         logits: torch.Tensor = self._model.compute_logits(streams)
         return logits
+
+    def settle_drafts(self, slices: Sequence[RequestSlice], num_accepted: Sequence[int]) -> None:
+        """Store the states behind drafts of the last step that stand; a ``SettlesDrafts``.
+
+        Raises:
+            InvariantError: A state has no blocks (I5).
+        """
+        assert self._settling is not None, "nothing depends on what stands"
+        settling = self._settling
+        settle = settling.replayed if self._was_replayed else settling.others
+        settle(slices, num_accepted)
+
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model."""
+        normed: torch.Tensor = self._model.norm_streams(streams)
+        return normed
 
     def forward_mtp(
         self,
@@ -178,7 +254,8 @@ class _ShapedSteps:
         kv_caches: Cache name -> pages.
         shapes: To capture, those that are preferred first.
         device: Where it runs.
-        inputs: What it reads besides tokens, positions and tables.
+        inputs: What it reads and writes besides tokens, positions and tables.
+        drafts: What keeps them for recurrent states; None: there are none of either.
     """
 
     def __init__(
@@ -189,8 +266,10 @@ class _ShapedSteps:
         shapes: Sequence[DecodeShape],
         device: torch.device,
         *inputs: torch.Tensor,
+        drafts: DraftStates | None = None,
     ) -> None:
         self.layout, self.shapes = layout, shapes
+        self._has_states = any(group.state is not None for group in layout.groups)
         self._tables = EntryTables(
             layout,
             kv_caches,
@@ -198,10 +277,14 @@ class _ShapedSteps:
             max(shape.num_queries for shape in shapes),
             max(shape.limit for shape in shapes),
             device,
+            drafts,
         )
         num_rows = max(shape.num_rows for shape in shapes)
         self.captured = CapturedSteps(run, kv_caches, num_rows, device)
         self._inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self.captured)
 
     def capture(self, graphs: GraphDevice, shape: DecodeShape) -> None:
         """Capture one shape."""
@@ -217,7 +300,10 @@ class _ShapedSteps:
     def lay_out(self, slices: Sequence[RequestSlice]) -> LaidOutStep | None:
         """Lay a step out in the first shape that it fits in; None: there is none."""
         is_plain = slices and all(
-            max((item.read_from, *item.write_from)) <= item.start for item in slices
+            max((item.read_from, *item.write_from)) <= item.start
+            # A state is left behind one token.
+            and not (self._has_states and item.num_tokens - item.num_drafts != 1)
+            for item in slices
         )
         if not is_plain:
             return None
@@ -266,14 +352,7 @@ def _fill_up(
     return run(*(rows[step.sources] for rows in flat))[step.places]
 
 
-def block_layout(layout: CacheLayout) -> CacheLayout:
-    """Return the layout of the block that drafts: its window alone, as its proposer has it."""
-    group = layout.groups[layout.group_of[MTP_WINDOW]]
-    return replace(layout, groups=(group,), group_of={MTP_WINDOW: 0})
-
-
-def find_shapes(
-    queries: Sequence[int], requests: Sequence[int], limits: Sequence[int]
-) -> tuple[DecodeShape, ...]:
-    """Return the shapes of decode steps, the smallest first."""
-    return tuple(sorted(starmap(DecodeShape, product(queries, requests, limits))))
+def block_layout(layout: CacheLayout, names: Sequence[str] = (MTP_WINDOW,)) -> CacheLayout:
+    """Return the layout of the caches of a block that drafts, as its proposer has it."""
+    groups = tuple(layout.groups[layout.group_of[name]] for name in names)
+    return replace(layout, groups=groups, group_of={name: i for i, name in enumerate(names)})

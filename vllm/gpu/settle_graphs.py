@@ -34,6 +34,8 @@ class SettleGraphs:
         self.shapes: Sequence[SettledShape] = tuple(
             sorted(SettledShape(size, num_drafts) for size in sizes)
         )
+        # Steps may have fewer rows than all drafts of all requests would take.
+        self._drafts.reserve(self.shapes[-1].num_rows)
         self._buffer = TableBuffer(device)
         self._drafts.lay_out([], self._buffer, self.shapes[-1])
         self._buffer.fix()

@@ -15,7 +15,7 @@ from vllm.gpu.decode_graphs import (
     choose_sizes,
 )
 from vllm.gpu.draws import draw_tokens
-from vllm.gpu.entry_graphs import EntryGraphs, StepSizes
+from vllm.gpu.entry_graphs import BlockPlan, EntryGraphs, Settling, StepSizes, block_layout
 from vllm.gpu.settle_graphs import SettleGraphs
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mapped_table import MappedTable
@@ -119,12 +119,28 @@ def make_graphed_step_model(
         shows_progress: Whether a bar is shown.
     """
     if not reads_pages(model, layout):
-        settle = make_settle(model, device, layout, kv_caches)
-        queries, block_queries = _choose_queries(model, num_drafts, has_block=has_block)
-        step_sizes = StepSizes(sizes, queries, block_queries, max_tokens)
-        entry_steps = EntryGraphs(model, layout, kv_caches, step_sizes, device)
+        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+        plan = None
+        if block_queries:
+            block_sizes = StepSizes(sizes, block_queries, max_tokens)
+            plan = _plan_block(model, layout, block_sizes)
+        settles = make_settle(model, device, layout, kv_caches)
+        kept = _make_draft_states(model, layout, kv_caches) if num_drafts else None
+        settled = None
+        if settles is not None and kept is not None:
+            # Steps with more drafts are not replayed.
+            replayed = SettleGraphs(kept, _choose_settled(sizes), max(queries) - 1, device)
+            settled = Settling(kept, replayed, settles)
+        step_sizes = StepSizes(sizes, queries, max_tokens)
+        entry_steps = EntryGraphs(model, layout, kv_caches, step_sizes, device, plan, settled)
         entry_steps.capture(graphs, shows_progress=shows_progress)
-        return StepModel(entry_steps, entry_steps.build_metadata, draw_tokens, settle)
+        return StepModel(
+            entry_steps,
+            entry_steps.build_metadata,
+            draw_tokens,
+            settles if settled is None else entry_steps.settle_drafts,
+            runs_drafter=plan is not None,
+        )
     max_blocks = sum(_most_blocks(group, max_tokens, num_drafts) for group in layout.groups)
     shapes = choose_shapes(sizes, num_drafts, max_rows)
     drafts = _make_draft_states(model, layout, kv_caches)
@@ -157,6 +173,16 @@ def make_graphed_step_model(
     # Without drafts there is nothing to settle.
     settle = settling if settling is not None or drafts is None else drafts.settle
     return StepModel(steps, steps.build_metadata, draw_tokens, settle, runs_drafter=own is not None)
+
+
+def _plan_block(model: Any, layout: CacheLayout, sizes: StepSizes) -> BlockPlan:
+    """Returns what of a block that drafts is captured."""
+    config = model.config
+    if isinstance(model, DeepseekV4ForCausalLM):
+        shape = config.hc_mult, config.hidden_size
+        return BlockPlan(block_layout(layout), sizes, shape, model.norm.dtype)
+    own = block_layout(layout, drafter_cache_names(config))
+    return BlockPlan(own, sizes, (config.hidden_size,), model.dtype)
 
 
 def _choose_block_shapes(shapes: Sequence[StepShape], num_drafts: int) -> list[StepShape]:
@@ -208,15 +234,13 @@ def _has_experts(module: Any) -> TypeGuard[ExpertBank | ClampedExperts | Deepsee
     return isinstance(module, ExpertBank | ClampedExperts | DeepseekV4MoE)
 
 
-def _choose_queries(
-    model: Any, num_drafts: int, *, has_block: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _choose_queries(num_drafts: int, *, has_block: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the tokens of a request that steps of a model with entries are captured for.
 
     Returns:
         Those of the model's steps, and of its own block's.
     """
-    if not num_drafts or not isinstance(model, DeepseekV4ForCausalLM):
+    if not num_drafts:
         return (1,), ()
     most = min(1 + num_drafts, MAX_DECODE_QUERIES)
     if not has_block:
@@ -247,8 +271,15 @@ def count_graphs(
     """
     sizes = choose_sizes(max_requests)
     if isinstance(model, DeepseekV4ForCausalLM) or _chooses_keys(model):
-        queries, block_queries = _choose_queries(model, num_drafts, has_block=has_block)
-        return len(sizes) * (len(choose_limits(max_tokens)) * len(queries) + len(block_queries))
+        queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
+        num_limits = len(choose_limits(max_tokens))
+        # DeepSeek-V4's block has a window alone, and states there are none.
+        is_v4 = isinstance(model, DeepseekV4ForCausalLM)
+        num_block_limits, num_settled = (
+            (1, 0) if is_v4 else (num_limits, len(_choose_settled(sizes)))
+        )
+        count = len(queries) * num_limits + len(block_queries) * num_block_limits
+        return len(sizes) * count + (num_settled if num_drafts else 0)
     shapes = choose_shapes(sizes, num_drafts, max_rows)
     count = len(shapes)
     if has_block:
@@ -269,8 +300,7 @@ def count_draft_bytes(model: Any, max_requests: int, num_drafts: int) -> int:
         max_requests: Of a step.
         num_drafts: Most drafts of a request in a step.
     """
-    is_paged = isinstance(model, DecoderForCausalLM) and not _chooses_keys(model)
-    if not num_drafts or not is_paged:
+    if not num_drafts or not isinstance(model, DecoderForCausalLM):
         return 0
     config = model.config.for_ranks(model.share.size)
     shapes = [config.shape_of(layer) for layer in config.layers if layer.recurrence is None]

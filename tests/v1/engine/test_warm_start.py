@@ -149,6 +149,29 @@ def test_a_pull_keeps_to_its_budget_and_gives_back_what_it_does_not_take(pair: P
     pair.check_free()
 
 
+def test_an_answer_that_ends_with_a_unit_is_offered_as_it_is_held() -> None:
+    prompt, found = random_tokens(random.Random(6), 60), []
+    stop = -1
+    for is_ahead in (False, False, True):
+        session = neighbour(is_ahead=is_ahead)
+        # The last token ends the second unit, and its row is never computed; a step ahead it is,
+        # but counts for nothing.
+        stops = {"stop_token_ids": [stop]} if stop >= 0 else {}
+        answer = session.answers[session.add(prompt, 50, **stops)]
+        session.run()
+        if not found:
+            stop = answer.tokens[3]
+            assert stop not in answer.tokens[:3]
+        else:
+            assert len(answer.tokens) == 4
+        offers = session.core.offer_hot(GIB)
+        found.append([offer.num_tokens for offer in offers])
+        session.core.withdraw_prefixes([offer.lease for offer in offers])
+        session.run()
+        session.core.shutdown()
+    assert found[1] == found[2] == [32]
+
+
 def test_clients_transfer_nothing(pair: Pair) -> None:
     with pytest.raises(UserInputError, match="neither prefills"):
         pair.old.add([1, 2, 3], 1, transfer={"do_remote_decode": True})

@@ -29,6 +29,7 @@ import torch
 from vllm.utils.math_utils import cdiv
 from vllm.utils.uploads import StagingBuffers
 from vllm.v1.attention.block_lookup import BlockLookup
+from vllm.v1.attention.draft_states import DraftStates, StateInputs
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
 from vllm.v1.attention.recurrent_tables import find_states
@@ -120,9 +121,11 @@ class EntryTables:
         layout: The KV groups; of "keys" those without a window.
         kv_caches: Cache name -> pages.
         max_requests: Of a step.
-        max_queries: Tokens of a request in a step; one where there are recurrent states.
+        max_queries: Tokens of a request in a step; all but the first are drafts where there are
+            recurrent states.
         max_tokens: Of a context.
         device: Where the tables are used.
+        drafts: What keeps them for recurrent states; None: there are none of either.
 
     Owns: the buffer on the device, and those of the host that it is filled from.
     """
@@ -135,10 +138,9 @@ class EntryTables:
         max_queries: int,
         max_tokens: int,
         device: torch.device,
+        drafts: DraftStates | None = None,
     ) -> None:
-        self._layout, self._kv_caches = layout, kv_caches
-        has_states = any(group.state is not None for group in layout.groups)
-        assert not has_states or max_queries == 1, "states behind drafts are settled afterwards"
+        self._layout, self._kv_caches, self._drafts = layout, kv_caches, drafts
         self._widths = [_most_blocks(group, max_queries, max_tokens) for group in layout.groups]
         width = _NUM_BOUNDS + sum(1 + width for width in self._widths)
         self.buffer = torch.zeros((max_requests, width), dtype=torch.int64, device=device)
@@ -242,11 +244,19 @@ class EntryTables:
             entries=entries,
             group_of=self._layout.group_of,
             keys=keys,
-            state_runner=StateRunner(recurrent, self._layout.group_of, self._kv_caches),
+            state_runner=self._make_runner(recurrent, step),
         )
         if shape.num_queries == 1:
             return ExpandedStep(meta, None, None)
         return ExpandedStep(meta, step.find_sources(), step.find_places())
+
+    def _make_runner(
+        self, tables: Mapping[int, tuple[StateTables, StateLayout]], step: "_Rows"
+    ) -> "StateRunner":
+        slots = None
+        if self._drafts is not None and step.shape.num_queries > 1:
+            slots = step.find_draft_slots().to(torch.int32)
+        return StateRunner(tables, self._layout.group_of, self._kv_caches, self._drafts, slots)
 
     def _make_plans(self, step: "_Rows") -> Mapping[tuple[int, int], AttentionPlan]:
         groups = self._layout.groups
@@ -318,6 +328,12 @@ class _Rows:
         flat = (self.counts.cumsum(0) - self.counts + self.offsets).flatten()
         return flat.clamp(max=self.shape.num_rows - 1)
 
+    def find_draft_slots(self) -> torch.Tensor:
+        """Returns each row's number among the drafts [B * Q]; of first rows and padding -1."""
+        counts = (self.counts - 1).clamp(min=0)
+        numbers = counts.cumsum(0) - counts + self._queries - 1
+        return numbers.masked_fill(~self.are_there | (self._queries == 0), -1).flatten()
+
     def find_places(self) -> torch.Tensor:
         """Returns the row of each flat row [B * Q]; for those behind the step's some row."""
         ends = self.counts.cumsum(0)
@@ -367,11 +383,15 @@ class StateRunner:
         tables: By group id.
         group_of: Cache name -> group id.
         kv_caches: Cache name -> pages.
+        drafts: What keeps them until they are settled; None: there are none.
+        draft_slots: int32 [T]: where each row is kept; negative: it is no draft.
     """
 
     tables: Mapping[int, tuple[StateTables, StateLayout]]
     group_of: Mapping[str, int]
     kv_caches: Mapping[str, torch.Tensor]
+    drafts: DraftStates | None = None
+    draft_slots: torch.Tensor | None = None
 
     def run_states(
         self,
@@ -386,8 +406,11 @@ class StateRunner:
         """See ``RunsStates``.
 
         Mutates:
-            The states' pages.
+            The states' pages, and what is kept of drafts.
         """
+        if self.drafts is not None and self.draft_slots is not None:
+            inputs = StateInputs(channels, weight, logs, rates, num_key_heads)
+            self.drafts.keep(number, self.draft_slots, inputs)
         tables, layout = self.tables[self.group_of[cache_name]]
         pages = self.kv_caches[cache_name]
         return run_states(
@@ -410,17 +433,19 @@ def _put_states(row: np.ndarray, item: RequestSlice, group: GroupLayout, group_i
 
 
 def _expand_recurrent(table: _Table, step: _Rows) -> StateTables:
-    ids, is_there = table.block_ids, step.are_there[:, 0]
+    ids, counts = table.block_ids, step.counts[:, 0]
     width = ids.shape[1]
     numbers = torch.arange(len(ids), device=ids.device)
-    begins = is_there & (table.bases[:, 0] > 0)
+    begins = (counts > 0) & (table.bases[:, 0] > 0)
+    owners = numbers[:, None].expand(step.are_there.shape)
+    # Every request leaves the state behind its first token.
     columns = [
-        numbers.masked_fill(~is_there, -1),
-        numbers,
-        is_there,
+        owners.masked_fill(~step.are_there, -1).flatten(),
+        numbers * step.shape.num_queries,
+        counts,
         (numbers * width).masked_fill(~begins, -1),
         numbers,
-        is_there,
+        counts > 0,
         torch.ones_like(numbers),
         numbers * width + width // 2,
         ids.flatten(),

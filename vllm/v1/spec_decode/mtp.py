@@ -109,26 +109,33 @@ class MTPProposer:
             self._save_boundaries(standing, streams)
         slices = standing.slices
         counts = [item.num_tokens for item in slices]
-        streams = self._run(streams, standing.next_ids, standing.positions, slices)
-        drafts: list[list[int]] = [[] for _ in step.requests]
+        next_ids = self._to_device(standing.next_ids)
+        streams = self._run(streams, next_ids, standing.positions, slices)
         live = [i for i, count in enumerate(step.sampled_counts) if count]
         streams = streams[self._to_device(np.cumsum(counts)[live] - 1)]
+        owners: list[int] = []
+        found_tokens: list[torch.Tensor] = []
         for depth in range(self._num_drafts):
             if not live:
                 break
-            tokens = find_highest(self._model.compute_mtp_logits(streams)).tolist()
-            for i, token in zip(live, tokens, strict=True):
-                drafts[i].append(token)
+            tokens = find_highest(self._model.compute_mtp_logits(streams))
+            owners += live
+            found_tokens.append(tokens)
             if depth + 1 < self._num_drafts:
-                streams, live = self._feed_back(step, streams, live, drafts, depth)
+                streams, live = self._feed_back(step, streams, tokens, live, depth)
+        drafts: list[list[int]] = [[] for _ in step.requests]
+        if found_tokens:
+            # The host waits once, when all are drafted.
+            for i, token in zip(owners, torch.cat(found_tokens).tolist(), strict=True):
+                drafts[i].append(token)
         return drafts
 
     def _feed_back(
         self,
         step: StepInput,
         streams: torch.Tensor,
+        tokens: torch.Tensor,
         live: list[int],
-        drafts: list[list[int]],
         depth: int,
     ) -> tuple[torch.Tensor, list[int]]:
         """Run the block one position on for the requests that have a slot there."""
@@ -148,9 +155,8 @@ class MTPProposer:
             )
             for i, position in zip(still, at, strict=True)
         ]
-        next_ids = np.array([drafts[i][-1] for i in still], dtype=np.int64)
-        chosen = streams[self._to_device(np.array(kept, dtype=np.int64))]
-        return self._run(chosen, next_ids, at, slices), still
+        rows = self._to_device(np.array(kept, dtype=np.int64))
+        return self._run(streams[rows], tokens[rows], at, slices), still
 
     def _save_boundaries(self, standing: "_StandingRows", streams: torch.Tensor) -> None:
         """Keep the streams of rows that end a stored block: a hit may end there."""
@@ -189,7 +195,7 @@ class MTPProposer:
     def _run(
         self,
         streams: torch.Tensor,
-        next_ids: np.ndarray,
+        next_ids: torch.Tensor,
         positions: np.ndarray,
         slices: list[RequestSlice],
     ) -> torch.Tensor:
@@ -206,7 +212,7 @@ class MTPProposer:
         ]
         return self._model.forward_mtp(
             streams,
-            self._to_device(next_ids),
+            next_ids,
             self._to_device(positions),
             self._build_metadata(own, self._cache.layout),
             self._cache.layers,
