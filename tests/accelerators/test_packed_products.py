@@ -29,8 +29,6 @@ from vllm.v1.attention.ops.triton.registry import get_triton_op
 
 pytestmark = pytest.mark.slow
 
-# Codes of six bits and FP8 panels are kept by CPUs alone.
-
 
 @contextmanager
 def count_launches() -> Iterator[list[str]]:
@@ -45,6 +43,7 @@ def count_launches() -> Iterator[list[str]]:
         yield names
 
 
+# Codes of six bits and FP8 panels are kept by CPUs alone.
 DEVICE_CASES = [case for case in CASES if case[0] not in ("int6", "e4m3")]
 FORMS: list[Inputs] = ["whole", "bytes by row", "bytes by group"]
 linear, grouped_linear = get_triton_op("stored_linear"), get_triton_op("stored_grouped_linear")

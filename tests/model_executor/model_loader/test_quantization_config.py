@@ -378,6 +378,8 @@ def test_other_descriptions_are_left_to_the_tensors() -> None:
         (auto_round(data_type="mx_int"), "of 4 bits of the kind 'mx_int'"),
         (auto_round(packing_format="auto_round:auto_awq", bits=8), "AWQ of 8 bits"),
         (auto_round(packing_format="marlin"), "AutoRound's packing 'marlin'"),
+        (auto_round(rotation_config={"block_size": 32}), "turned while it runs .'rotation_config'"),
+        (auto_round(spinquant_config={"r1": True}), "turned while it runs .'spinquant_config'"),
         (
             auto_round(extra_config={"model.layers.0.mlp.up_proj": {"bits": 3}}),
             r"extra_config\.model\.layers\.0\.mlp\.up_proj asks for AutoRound of 3 bits",

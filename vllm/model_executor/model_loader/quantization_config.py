@@ -510,6 +510,9 @@ def _read_modelopt_layer(fields: _Fields) -> tuple[WeightScheme, str]:
 
 def _read_auto_round(fields: _Fields) -> QuantizationConfig:
     """Read AutoRound's description: how words are packed, and what modules differ in."""
+    for name in ("rotation_config", "spinquant_config"):
+        if fields.raw.get(name):
+            raise fields.refuse(f"inputs turned while it runs ({name!r})")
     # Older releases call it their backend.
     packing = fields.get("packing_format", str, fields.get("backend", str, "auto_round"))
     rules = []

@@ -448,7 +448,7 @@ class LoadingTraffic(Traffic):
         (UnitSpeculativeTraffic, 15),
         (TenantTraffic, 25),
         (TenantAsyncTraffic, 15),
-        (LoadingTraffic, 40),
+        (LoadingTraffic, 30),
     ],
 )
 def test_traffic(machine: type[Traffic], examples: int) -> None:

@@ -67,14 +67,11 @@ class RetentionPolicy(Protocol):
             their end to compute again for the window rows there; None: that is not done.
         leaves_spares: Whether steps leave checkpoints nobody asked for; else nobody asks for
             ``spares``.
-        supersedes_at_once: Whether a conversation's checkpoint goes first as soon as its next turn
-            left one further on, and not a turn later.
     """
 
     name: str
     rebuild_tokens: int | None
     leaves_spares: bool
-    supersedes_at_once: bool
 
     # ---- which boundaries a step leaves ------------------------------------------------------
 
@@ -139,6 +136,14 @@ class RetentionPolicy(Protocol):
             standing: What it is to the cache.
             is_lean: Whether it needs no state of long compressors; else its lean one is near.
             is_used: Whether a request runs that made it, or resumed there.
+        """
+        ...
+
+    @property
+    def supersedes_at_once(self) -> bool:
+        """Whether a checkpoint is superseded as soon as its conversation's next turn left one.
+
+        Else it is a turn later.
         """
         ...
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from vllm.v1.core.retention.auto.checkpoint_shadow import CheckpointShadow
 from vllm.v1.core.retention.auto.eviction import Rule
-from vllm.v1.core.retention.auto.heavy_rules import HeavyShadow
 from vllm.v1.core.retention.auto.ladder import CANDIDATES, IntervalShadow, LadderLearner
 from vllm.v1.core.retention.auto.spans import SPAN_TOKENS, Span
 
@@ -86,7 +86,7 @@ def test_a_shadow_hits_what_its_own_cache_would(interval: int, weight: float) ->
 
 
 def test_without_a_grid_it_is_the_shadow_of_lru() -> None:
-    shadow, rule = IntervalShadow(0, 3.0), HeavyShadow(Rule.LRU, 70, 3.0)
+    shadow, rule = IntervalShadow(0, 3.0), CheckpointShadow(Rule.LRU, 70, 3.0)
     for spans in prompts(3, 300):
         hit = shadow.serve(spans, 70)
         assert hit == rule.serve([span.key for span in spans]) * SPAN_TOKENS

@@ -1,12 +1,19 @@
 """What the learning policy answers from what it learnt."""
 
+import random
+from hashlib import sha256
+
 import pytest
 
 from benchmarks.recurrent_workloads import make_cache
 from benchmarks.v4_cache import flash_config
+from tests.v1.core.retention.auto.test_conversations import make_prompts
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.retention.auto.policy import AutoPolicy
 from vllm.v1.core.retention.policy import ASKED_FOR, COARSE
+from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.retention.tiers import Tier
 
 
 @pytest.fixture
@@ -63,3 +70,28 @@ def test_the_coarse_checkpoint_is_left_out_once_it_does_not_pay(policy: AutoPoli
     assert kept == [n for n in lengths if n // 512 * 512 in policy.prompt_boundaries(n)]
     policy.reset()
     assert coarse in policy.prompt_boundaries(length)
+
+
+def tier_of_superseded(policy: AutoPolicy) -> Tier:
+    return policy.tier(CheckpointStanding.SUPERSEDED, is_lean=True, is_used=False)
+
+
+@pytest.mark.parametrize(
+    ("returns", "num_blocks", "at_once", "tier"),
+    [(0.0, 125, True, Tier.COLD), (0.5, 465, False, Tier.REGULAR)],
+)
+def test_conversations_give_up_what_nobody_returns_to(
+    returns: float, num_blocks: int, at_once: bool, tier: Tier
+) -> None:
+    geometry = CacheGeometry.from_config(flash_config(128, num_blocks))
+    policy = AutoPolicy(geometry, num_blocks)
+    assert not policy.supersedes_at_once
+    assert tier_of_superseded(policy) is Tier.COLD
+    for prompt in make_prompts(random.Random(2), 1500, returns=returns):
+        # Spans of 512 tokens: four units of 128.
+        hashes = [BlockHash(sha256(b"%d %d" % (n, i)).digest()) for n in prompt for i in range(4)]
+        policy.observe(hashes, 512 * len(prompt), 0.8)
+    assert policy.supersedes_at_once is at_once
+    assert tier_of_superseded(policy) is tier
+    policy.reset()
+    assert not policy.supersedes_at_once

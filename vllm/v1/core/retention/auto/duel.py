@@ -2,62 +2,69 @@
 
 from collections.abc import Sequence
 
+from vllm.v1.core.retention.auto.checkpoint_shadow import CheckpointShadow
+from vllm.v1.core.retention.auto.comparison import Comparison
+from vllm.v1.core.retention.auto.contest import Contest
 from vllm.v1.core.retention.auto.eviction import Rule
 from vllm.v1.core.retention.auto.shadow import Shadow
 
-# A rule takes over when it led by so much of the pool's spans ...
-_LEAD = 0.04
-# ... of which half is forgotten while so many times the pool's spans are served.
-_HALF_LIFE_POOLS = 2.0
+# A rule takes over when it is ahead by so many times what luck brings: many, for shadows of rows
+# alone promise more of short probation than comes of it.
+_LUCK = 2.25
+# By what part of its hits a rule must lead where checkpoints are heavy.
+_LEAD = 0.03
 # Where residents help they help much. Where they do not, what they hold is slow to go.
-_RESIDENTS_DISCOUNT = 0.85
+_DISCOUNTS = {Rule.RESIDENTS: 0.85}
 
 
 class Duel:
-    """Lets every rule serve the same prompts in a shadow, and follows the best.
+    """Lets every rule serve the same prompts in a shadow, and follows the one that hits most.
 
-    A rule's lead is what it hit beyond the rule in force, never below nothing: what it was worth
-    in other traffic, long ago, does not count against it.
-
-    Owns: the shadows, each rule's lead.
+    Owns: the shadows and their contest.
 
     Args:
-        capacity: Spans that the pool holds.
+        capacity: Spans that the pool holds without checkpoints.
+        weight: Of a checkpoint, in spans, where that decides what the pool holds: then spans are of
+            use only below a checkpoint. None: rows alone are looked at.
     """
 
-    __slots__ = ("_capacity", "_leads", "_shadows", "num_served", "rule", "since")
+    __slots__ = ("_capacity", "_contest", "_rules", "_shadows", "_weighs")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, weight: float | None = None) -> None:
         self._capacity = capacity
-        self._shadows = {rule: Shadow(rule, capacity) for rule in Rule}
-        self._leads = dict.fromkeys(Rule, 0.0)
-        self.rule = Rule.LRU
-        # Spans served in all, and when the rule took over.
-        self.num_served = 0
-        self.since = 0
+        self._weighs = weight is not None
+        self._rules = tuple(Rule)
+        first = self._rules.index(Rule.LRU)
+        self._shadows: list[Shadow]
+        self._contest: Comparison | Contest
+        if weight is None:
+            self._shadows = [Shadow(rule, capacity) for rule in Rule]
+            self._contest = Comparison(len(self._rules), first, _LUCK)
+        else:
+            self._shadows = [CheckpointShadow(rule, capacity, weight) for rule in Rule]
+            self._contest = Contest(len(self._rules), first, _LEAD)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in force."""
+        return self._rules[self._contest.current]
+
+    @rule.setter
+    def rule(self, rule: Rule) -> None:
+        self._contest.current = self._rules.index(rule)
 
     def resize(self, capacity: int) -> None:
-        """Let the shadows hold so many spans from now on."""
+        """Leave so many spans to rows from now on, unless the shadows weigh checkpoints."""
+        if self._weighs:
+            return
         self._capacity = capacity
-        for shadow in self._shadows.values():
+        for shadow in self._shadows:
             shadow.capacity = capacity
 
     def serve(self, keys: Sequence[int]) -> bool:
         """Let a prompt of these spans be served; returns whether another rule took over."""
-        hits: dict[Rule, float] = {
-            rule: shadow.serve(keys) for rule, shadow in self._shadows.items()
-        }
-        hits[Rule.RESIDENTS] *= _RESIDENTS_DISCOUNT
-        kept = 0.5 ** (len(keys) / (_HALF_LIFE_POOLS * self._capacity))
-        current = hits[self.rule]
-        leads = self._leads
-        for rule, num_hit in hits.items():
-            leads[rule] = max(0.0, leads[rule] * kept + num_hit - current)
-        self.num_served += len(keys)
-        best = max(leads, key=lambda rule: leads[rule])
-        if leads[best] <= max(1.0, _LEAD * self._capacity):
-            return False
-        self.rule = best
-        self.since = self.num_served
-        self._leads = dict.fromkeys(Rule, 0.0)
-        return True
+        hits = [
+            shadow.serve(keys) * _DISCOUNTS.get(rule, 1.0)
+            for rule, shadow in zip(self._rules, self._shadows, strict=True)
+        ]
+        return self._contest.add(len(keys), hits, self._capacity)

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from vllm.logger import init_logger
 from vllm.v1.core.geometry import COARSE_TOKENS, CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.retention.auto.conversations import SupersedingLearner
 from vllm.v1.core.retention.auto.duel import Duel
 from vllm.v1.core.retention.auto.eviction import Rule, choose_victim
-from vllm.v1.core.retention.auto.heavy_rules import HeavyDuel
 from vllm.v1.core.retention.auto.interval import IntervalLearner
 from vllm.v1.core.retention.auto.ladder import LadderLearner
 from vllm.v1.core.retention.auto.returns import Returns
 from vllm.v1.core.retention.auto.spans import SpanSampler, is_sampled
 from vllm.v1.core.retention.auto.spare import spare_boundaries
+from vllm.v1.core.retention.auto.superseding import Superseding
 from vllm.v1.core.retention.auto.yields import Yields
 from vllm.v1.core.retention.boundaries import (
     multiples,
@@ -75,12 +76,12 @@ class AutoPolicy:
 
     Beside what fixed intervals keep, it keeps the last multiple of ``COARSE_TOKENS`` in a prompt,
     for clients that write a prompt's end differently; leaves spare checkpoints in memory that
-    nothing else needs; gives up where a conversation began the turn before last; puts off what
+    nothing else needs; gives up where a conversation began before, as soon as pays; puts off what
     running requests made; and computes window rows again where that is less than going on from the
     deepest checkpoint.
 
-    Owns: the duel of eviction rules, the learner of the interval, the yields of spare kinds, the
-    returns of coarse checkpoints.
+    Owns: the duel of eviction rules, the learners of the interval and of what conversations give
+    up, the yields of spare kinds, the returns of coarse checkpoints.
 
     Args:
         geometry: The model's groups.
@@ -96,7 +97,7 @@ class AutoPolicy:
         self._weight = sum(geometry.lean_blocks) / (blocks_per_token or 1.0)
         self._geometry = geometry
         self.rebuild_tokens = geometry.rebuild_tokens
-        self._is_heavy = self.supersedes_at_once = _is_heavy(geometry)
+        self._is_heavy = _is_heavy(geometry)
         self.reset()
 
     def reset(self) -> None:
@@ -104,15 +105,18 @@ class AutoPolicy:
         self._sampler = SpanSampler(self._geometry.unit, self._capacity_tokens)
         step = max(self._geometry.unit, self._geometry.lean)
         capacity = self._sampler.capacity
-        self.duel: Duel | HeavyDuel
+        tokens = self._sampler.tokens_per_span
+        weight = self._weight / tokens
         self._learner: IntervalLearner | LadderLearner
+        self._conversations: SupersedingLearner | None = None
         if self._is_heavy:
-            tokens = self._sampler.tokens_per_span
-            self.duel = HeavyDuel(capacity, self._weight / tokens)
+            self.duel = Duel(capacity, weight)
             self._learner = LadderLearner(capacity, self._weight, step, tokens)
         else:
+            rebuild = None if self.rebuild_tokens is None else self.rebuild_tokens / tokens
             self.duel = Duel(capacity)
             self._learner = IntervalLearner(capacity, self._weight, step)
+            self._conversations = SupersedingLearner(capacity, weight, rebuild)
         self._yields = Yields()
         self._returns = Returns(self._weight)
 
@@ -125,6 +129,17 @@ class AutoPolicy:
     def interval(self) -> int:
         """Tokens between two checkpoints that new prompts leave; 0: none."""
         return self._learner.interval
+
+    @property
+    def superseding(self) -> Superseding:
+        """When a conversation's checkpoint goes first because it has one further on."""
+        learner = self._conversations
+        return Superseding.AT_ONCE if learner is None else learner.current
+
+    @property
+    def supersedes_at_once(self) -> bool:
+        """Whether it goes first as soon as the next turn left one further on."""
+        return self.superseding is Superseding.AT_ONCE
 
     # ---- which boundaries a step leaves ------------------------------------------------------
 
@@ -171,6 +186,8 @@ class AutoPolicy:
     def tier(self, standing: CheckpointStanding, *, is_lean: bool, is_used: bool) -> Tier:
         """Return the tier by standing; of what was asked for, what runs needs goes last."""
         tier = _TIERS.get(standing)
+        if standing is CheckpointStanding.SUPERSEDED and self.superseding is Superseding.NEVER:
+            tier = None
         if tier is not None:
             return tier
         if not is_lean and standing is not CheckpointStanding.JUNCTION:
@@ -197,9 +214,12 @@ class AutoPolicy:
         spans = self._sampler.sample(block_hashes, num_tokens)
         if not spans:
             return
+        keys = [span.key for span in spans]
         self.duel.resize(max(1, int(self._sampler.capacity * dense_share)))
-        if self.duel.serve([span.key for span in spans]):
+        if self.duel.serve(keys):
             logger.debug("Prefix cache: eviction rule is now %s.", self.rule.value)
+        if self._conversations is not None and self._conversations.serve(keys):
+            logger.debug("Prefix cache: checkpoints go first %s.", self.superseding.value)
         if self._learner.serve(spans):
             logger.debug("Prefix cache: interval of checkpoints is now %d tokens.", self.interval)
 

@@ -39,7 +39,7 @@ class Shadow:
         """Return the stamp of the most recently used span of a standing."""
         return next(reversed(self._queues[standing].values()))
 
-    def serve(self, keys: Sequence[int]) -> int:
+    def serve(self, keys: Sequence[int]) -> float:
         """Serve a prompt: count what hits, make room for the rest, and cache all of it.
 
         Args:
