@@ -27,6 +27,7 @@ _FORMS: dict[str, tuple[CodeKind, int, str, Inputs]] = {
     "q4_0": ("int4", 32, "none", "whole"),
     "q4_k": ("uint4", 32, "offsets", "whole"),
     "iq4_nl": ("iq4", 32, "none", "whole"),
+    "nf4": ("nf4", 64, "none", "whole"),
     "mxfp4 (GGUF)": ("e2m1", 32, "none", "whole"),
     "w8a16": ("int8", 0, "none", "whole"),
     "w8a8": ("int8", 0, "none", "bytes by row"),

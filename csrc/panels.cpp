@@ -181,6 +181,9 @@ inline void with_panel_kind(const vn_panels& m, Body&& body) {
   if (m.code_kind == VN_CODE_E2M1) {
     return body(integral_constant<int, VN_CODE_E2M1>{}, bool_constant<false>{});
   }
+  if (m.code_kind == VN_CODE_NF4) {
+    return body(integral_constant<int, VN_CODE_NF4>{}, bool_constant<false>{});
+  }
   if (m.code_kind == VN_CODE_E4M3) {
     return body(integral_constant<int, VN_CODE_E4M3>{}, bool_constant<false>{});
   }

@@ -54,6 +54,14 @@ constexpr int kUnitCodes =
 template <int Kind>
 constexpr int kUnitWords = Kind == VN_CODE_INT6 ? 3 : 1;
 
+// bitsandbytes' "normal float" of four bits: quantiles of a normal distribution, of which the largest
+// is 1.
+constexpr float kNf4Values[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f,
+    0.7229568362236023f, 1.0f};
+
 // The value of a four-bit code: minus zero (code 8) is zero.
 inline float widen_e2m1(int code) {
   static constexpr float kValues[16] = {0.0f, 0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
@@ -169,6 +177,8 @@ VN_INLINE __m512 nibble_values() {
     return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   } else if constexpr (Kind == VN_CODE_IQ4) {
     return _mm512_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+  } else if constexpr (Kind == VN_CODE_NF4) {
+    return _mm512_loadu_ps(kNf4Values);
   } else {
     return _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 0.0f, -0.5f, -1.0f, -1.5f,
                           -2.0f, -3.0f, -4.0f, -6.0f);
@@ -391,6 +401,9 @@ VN_INLINE __m256 code_of_half(__m256i w) {
       const __m256 second = _mm256_setr_ps(1, 13, 25, 38, 53, 69, 89, 113);
       return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, low),
                               _mm256_permutevar8x32_ps(second, low), top);
+    } else if constexpr (Kind == VN_CODE_NF4) {
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(_mm256_loadu_ps(kNf4Values), low),
+                              _mm256_permutevar8x32_ps(_mm256_loadu_ps(kNf4Values + 8), low), top);
     } else {
       const __m256 first = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
       const __m256 second = _mm256_setr_ps(0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
@@ -547,6 +560,7 @@ inline float widen_code(uint32_t word) {
     if constexpr (Kind == VN_CODE_INT4) return static_cast<float>(code < 8 ? code : code - 16);
     if constexpr (Kind == VN_CODE_UINT4) return static_cast<float>(code);
     if constexpr (Kind == VN_CODE_IQ4) return static_cast<float>(kIq4Values[code]);
+    if constexpr (Kind == VN_CODE_NF4) return kNf4Values[code];
     return widen_e2m1(code);
   }
 }

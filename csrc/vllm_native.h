@@ -54,7 +54,8 @@ enum vn_code_kind {
   VN_CODE_IQ4 = 3,
   VN_CODE_E2M1 = 4,
   VN_CODE_INT6 = 5,
-  VN_CODE_E4M3 = 6
+  VN_CODE_E4M3 = 6,
+  VN_CODE_NF4 = 7
 };
 // What a product's inputs are rounded to: a property of the matrix. Bytes: multiples of a 127th of the
 // largest of a row, or of a row's group.

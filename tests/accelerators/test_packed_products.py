@@ -84,7 +84,8 @@ def test_products(
     is_ordered: bool,
 ) -> None:
     source = make_packed(case[0], rows, width, group, *case[1:], is_ordered=is_ordered, seed=rows)
-    source.inputs = inputs
+    # No whole numbers: the loader rounds no inputs for them.
+    source.inputs = "whole" if case[0] == "nf4" else inputs
     x = random(width, num_inputs, width)
     if num_inputs > 1:
         x[1] = 0

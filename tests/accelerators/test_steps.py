@@ -42,6 +42,7 @@ from vllm.gpu.decode_graphs import DecodeGraphs, choose_shapes, choose_sizes
 from vllm.gpu.step_model import (
     can_replay,
     count_draft_bytes,
+    count_gathered_bytes,
     make_gpu_step_model,
     make_graphed_step_model,
     stack_experts,
@@ -50,6 +51,7 @@ from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention import entry_tables
 from vllm.v1.attention.entry_tables import LaidOutStep
+from vllm.v1.attention.ops.triton import pages
 from vllm.v1.attention.ops.triton.registry import get_triton_op
 from vllm.v1.attention.paged_tables import PagedTablesBuilder, StepShape
 
@@ -166,6 +168,21 @@ def make_graphs(
     return harness.steps.model, recorder
 
 
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns the bytes of each read of pages by addresses."""
+    found: list[int] = []
+    move = pages._move_rows
+
+    def see(*args: torch.Tensor, is_write: bool) -> None:
+        if not is_write:
+            found.append(args[3].nbytes)
+        move(*args, is_write=is_write)
+
+    monkeypatch.setattr(pages, "_move_rows", see)
+    return found
+
+
 @pytest.mark.parametrize("name", ["gpt-oss", "gemma4", "qwen3.5", "kimi"])
 def test_decode_graphs_replay_what_the_model_computes(name: str) -> None:
     pair = make_pair(SHORT[name])
@@ -234,7 +251,7 @@ def test_steps_with_drafts_are_replayed_as_if_they_were_not(
 
 
 def test_deepseek_v4s_decode_graphs_replay_what_the_model_computes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reads: list[int]
 ) -> None:
     monkeypatch.setattr(entry_tables, "_LEAST_LIMIT", 128)
     # As it is released: FP8, its experts FP4.
@@ -256,6 +273,8 @@ def test_deepseek_v4s_decode_graphs_replay_what_the_model_computes(
     )
     # Contexts up to 128 and up to 256 tokens.
     assert len(recorder.recordings) == 2
+    # What entries are chosen by; only a window is more, of these few.
+    assert count_gathered_bytes(harness.model, 2, 256) in reads
     prompts = [random_tokens(300, 1)[:140], random_tokens(300, 2)[:140]]
     pairs = [[own.add(prompt) for prompt in prompts] for own in (expected, harness)]
     for own, requests in zip((expected, harness), pairs, strict=True):
@@ -315,6 +334,14 @@ def test_sizes_of_graphs() -> None:
     assert choose_sizes(1) == (1,)
     assert choose_sizes(20) == (20, 16, 8, 4, 2, 1)
     assert choose_sizes(64) == (64, 56, 48, 40, 32, 24, 16, 8, 4, 2, 1)
+
+
+def test_what_is_chosen_is_counted(reads: list[int]) -> None:
+    _, harness = make_pair(SHORT["glm"])
+    make_graphs(harness)
+    assert count_gathered_bytes(harness.model, 2, 160) == max(reads)
+    _, plain = make_pair(SHORT["qwen3"])
+    assert count_gathered_bytes(plain.model, 2, 160) == 0
 
 
 # A step of five rows has fewer drafts than two requests of three.

@@ -120,6 +120,7 @@ CASES: list[tuple[CodeKind, str, str]] = [
     ("int6", "f16", "f16"),
     ("e4m3", "f32", "none"),
     ("e4m3", "e8m0", "none"),
+    ("nf4", "f32", "none"),
 ]
 
 

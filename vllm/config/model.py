@@ -29,6 +29,7 @@ QUANTIZATIONS = (
     "auto-round",
     "auto_round",
     "inc",
+    "bitsandbytes",
     "gguf",
     "ascend",
 )

@@ -317,6 +317,40 @@ def count_draft_bytes(model: Any, max_requests: int, num_drafts: int) -> int:
     return count
 
 
+def count_gathered_bytes(
+    model: Any, max_requests: int, max_tokens: int, num_drafts: int = 0
+) -> int:
+    """Return what the largest captured step gathers at a time of a layer that chooses keys.
+
+    That is what it chooses by, of the whole context of every request, or the rows that every query
+    chose; graphs hold it in a memory that they have for themselves.
+
+    Args:
+        model: The model.
+        max_requests: Of a step.
+        max_tokens: Of a context.
+        num_drafts: Most drafts of a request in a step.
+    """
+    if isinstance(model, DeepseekV4ForCausalLM):
+        config, itemsize = model.config, model.norm.dtype.itemsize
+        ratios = [layer.ratio for layer in config.layers if layer.kind == "csa"]
+        if not ratios:
+            return 0
+        by_context = max_tokens // min(ratios) * config.index_head_dim * itemsize
+        by_query = config.index_topk * config.head_dim * itemsize
+    elif _chooses_keys(model):
+        shapes = map(model.config.shape_of, model.config.layers)
+        latent = next(s.latent for s in shapes if not _attends_to_all(s))
+        indexer = latent.indexer
+        by_context = max_tokens // indexer.pool_size * indexer.head_dim * torch.float32.itemsize
+        num_rows = (1 + indexer.num_chosen) * indexer.pool_size
+        by_query = num_rows * (latent.latent_dim + latent.shared_dim) * model.dtype.itemsize
+    else:
+        return 0
+    queries, _ = _choose_queries(num_drafts, has_block=False)
+    return max_requests * max(by_context, max(queries) * by_query)
+
+
 def reads_pages(model: Any, layout: CacheLayout) -> bool:
     """Whether kernels that read pages run this model."""
     return (

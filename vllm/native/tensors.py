@@ -47,7 +47,16 @@ MAX_STREAMS = 8
 """Residual streams that the kernels mix at most."""
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
-_CODE_KINDS = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1": 4, "int6": 5, "e4m3": 6}
+_CODE_KINDS = {
+    "int8": 0,
+    "int4": 1,
+    "uint4": 2,
+    "iq4": 3,
+    "e2m1": 4,
+    "int6": 5,
+    "e4m3": 6,
+    "nf4": 7,
+}
 _INPUT_KINDS = {"whole": 0, "bytes by row": 1, "bytes by group": 2}
 _SCALE_KINDS = {
     torch.float32: 0,

@@ -31,7 +31,13 @@ class Format:
     rounds_inputs: bool = False
     block: int = 0  # rows and columns under one scale, by the name of fp8 alone
     is_whole: bool = False  # one scale for the matrix, and scales fixed beforehand for its inputs
+    is_nested: bool = False  # scales of NF4 are rounded too
     by_auto_round: bool = False  # described, and packed, as AutoRound does
+
+    @property
+    def by_bitsandbytes(self) -> bool:
+        """Whether bitsandbytes stores matrices so: in one piece."""
+        return self.method in ("nf4", "LLM.int8()")
 
     def config(self) -> dict[str, Any]:
         """Returns the quantization_config."""
@@ -50,6 +56,14 @@ class Format:
                 "quant_algo": "NVFP4",
                 "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
                 "ignore": ["lm_head", "*.mlp.gate"],
+            }
+        if self.by_bitsandbytes:
+            return {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": self.bits == 4,
+                "load_in_8bit": self.bits == 8,
+                "bnb_4bit_quant_type": self.method,
+                "bnb_4bit_use_double_quant": self.is_nested,
             }
         if self.method == "awq":
             return {
@@ -148,6 +162,9 @@ FORMATS = {
     "gptq-asymmetric": Format("gptq", group=16, is_symmetric=False),
     "gptq-order": Format("gptq", group=16, is_symmetric=False, has_order=True),
     "gptq-v2-8bit": Format("gptq", bits=8, group=0, adds_one=False, is_symmetric=False),
+    "nf4": Format("nf4", group=32),
+    "nf4-nested": Format("nf4", group=16, is_nested=True),
+    "llm-int8": Format("LLM.int8()", bits=8, group=0),
     "auto-round": Format("gptq", group=16, adds_one=False, is_symmetric=False, by_auto_round=True),
     "auto-round-gptq": Format("gptq", group=16, by_auto_round=True),
     "auto-round-awq": Format("awq", group=16, is_symmetric=False, by_auto_round=True),
@@ -187,6 +204,8 @@ def encode(
         return {"weight": codes, "weight_scale": stored}, codes.float() * scale.float()
     if form.method in ("nvfp4", "modelopt", "mxfp4", "mxfp8"):
         return _encode_small_floats(form, weight)
+    if form.by_bitsandbytes:
+        return _encode_bitsandbytes(form, weight)
     group = form.group or columns
     num_groups = -(-columns // group)
     generator = torch.Generator().manual_seed(seed)
@@ -296,6 +315,50 @@ def _encode_small_floats(
     name = "weight" if form.method == "modelopt" else "weight_packed"
     tensors[name] = nibbles[:, ::2] | nibbles[:, 1::2] << 4
     return tensors, values.view(rows, columns)
+
+
+_NF4 = """
+    -1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453
+    -0.28444138169288635 -0.18477343022823334 -0.09105003625154495 0
+    0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171829224
+    0.44070982933044434 0.5626170039176941 0.7229568362236023 1
+"""
+_NESTED_RUN = 10
+
+
+def _encode_bitsandbytes(
+    form: Format, weight: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    rows, columns = weight.shape
+    if form.bits == 8:
+        peaks = weight.abs().amax(1)
+        codes = (weight * 127 / peaks[:, None]).round()
+        tensors = {"weight": codes.to(torch.int8), "SCB": peaks}
+        tensors["weight_format"] = torch.tensor(0, dtype=torch.uint8)
+        return tensors, codes * (peaks / 127)[:, None]
+    blocks = weight.reshape(-1, form.group)
+    scale = blocks.abs().amax(1)
+    state = {"quant_type": "nf4", "blocksize": form.group, "shape": [rows, columns]}
+    tensors = {"weight.absmax": scale}
+    if form.is_nested:
+        offset = float(scale.mean())
+        table = torch.linspace(-1, 1, 256)
+        runs = (scale - offset).split(_NESTED_RUN)
+        nested = torch.stack([run.abs().amax() for run in runs])
+        spread = nested.repeat_interleave(_NESTED_RUN)[: len(scale)]
+        stored = ((scale - offset)[:, None] / spread[:, None] - table).abs().argmin(1)
+        scale = table[stored] * spread + offset
+        state |= {"nested_blocksize": _NESTED_RUN, "nested_offset": offset}
+        tensors = {"weight.absmax": stored.byte(), "weight.nested_absmax": nested}
+        tensors["weight.nested_quant_map"] = table
+    table = torch.tensor([float(value) for value in _NF4.split()])
+    codes = ((blocks / scale[:, None])[..., None] - table).abs().argmin(-1)
+    flat = codes.flatten().byte()
+    tensors["weight"] = (flat[::2] << 4 | flat[1::2])[:, None]
+    tensors["weight.quant_map"] = table
+    text = json.dumps(state).encode()
+    tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
+    return tensors, (table[codes] * scale[:, None]).view(rows, columns)
 
 
 def write_quantised(

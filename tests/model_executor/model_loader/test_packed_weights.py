@@ -119,6 +119,10 @@ def test_ranks_hold_parts_of_the_values(name: str, axis: int, tmp_path: Path) ->
         with pytest.raises(ConfigError, match="desc_act"):
             load_one(form, tmp_path, weight, Shard(1, 0, 2))
         return
+    if form.by_bitsandbytes:
+        with pytest.raises(UnsupportedFeatureError, match="--tensor-parallel-size 1"):
+            load_one(form, tmp_path, weight, Shard(axis, 0, 2))
+        return
     for rank in range(2):
         source, expected = load_one(form, tmp_path, weight, Shard(axis, rank, 2))
         part = expected.chunk(2, axis)[rank]
@@ -133,6 +137,46 @@ def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
         load_one(FORMATS["w4a16"], tmp_path, weight, Shard(1, 0, 2))
     with pytest.raises(ConfigError, match="runs of 8 outputs, and 2 ranks would get 12 each"):
         load_one(FORMATS["awq"], tmp_path, weight, Shard(0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "value", "error", "message"),
+    [
+        ("weight.quant_map", torch.linspace(-1, 1, 16), UnsupportedFeatureError, "other values"),
+        ("weight.absmax", torch.ones(3), CheckpointError, "has 3 scales for 8 x 64 values"),
+        ("weight.quant_state.bitsandbytes__nf4", b"{", CheckpointError, "is no JSON"),
+        ("weight.quant_state.bitsandbytes__nf4", b"[1]", CheckpointError, r"shape \[8, 64\]"),
+        (
+            "weight.quant_state.bitsandbytes__nf4",
+            b'{"shape": [8, 64], "blocksize": 0}',
+            CheckpointError,
+            "'blocksize' is 0",
+        ),
+        (
+            "weight.quant_state.bitsandbytes__nf4",
+            b'{"shape": [8, 64], "blocksize": 128}',
+            UnsupportedFeatureError,
+            "not whole blocks of 128",
+        ),
+    ],
+)
+def test_wrong_tensors_of_nf4_are_named(
+    leaf: str, value: torch.Tensor | bytes, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    form = FORMATS["nf4"]
+    tensors, _ = encode(form, torch.randn(8, 64))
+    given = torch.tensor(list(value), dtype=torch.uint8) if isinstance(value, bytes) else value
+    tensors[leaf] = given
+    save_file({f"a.b.{k}": v for k, v in tensors.items()}, tmp_path / "model.safetensors")
+    described = read_quantization({"quantization_config": form.config()})
+    assert described is not None
+    weights = PackedWeights(read_stored_tensors(tmp_path), described, rounds_inputs=True)
+    made = weights.make_matrix(MatrixSpec("a.b", 64, 8, torch.float32, CPU))
+    assert made is not None
+    for name, slot in made.slots("a.b").items():
+        slot.copy_(tensors[name.removeprefix("a.b.")])
+    with pytest.raises(error, match=message):
+        weights.finish_loading()
 
 
 def test_sizes_that_end_within_a_word(tmp_path: Path) -> None:

@@ -374,6 +374,18 @@ def test_other_descriptions_are_left_to_the_tensors() -> None:
         ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "groups of 100 inputs"),
         ({"quant_method": "gptq", "bits": 4, "format": "marlin"}, "GPTQ's layout 'marlin'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "FP8 of the kind 'e5m2'"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+            r"bitsandbytes' 'fp4' \(served: nf4\)",
+        ),
+        (
+            {
+                "quant_method": "bitsandbytes",
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_quant_storage": "bfloat16",
+            },
+            "codes stored as bfloat16",
+        ),
         (auto_round(bits=2), "AutoRound of 2 bits of the kind 'int'"),
         (auto_round(data_type="mx_int"), "of 4 bits of the kind 'mx_int'"),
         (auto_round(packing_format="auto_round:auto_awq", bits=8), "AWQ of 8 bits"),

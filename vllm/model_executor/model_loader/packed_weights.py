@@ -25,11 +25,8 @@ from vllm.model_executor.layers.quantization.interface import ExpertsSpec, Matri
 from vllm.model_executor.layers.quantization.packing_storage import Convert, PackingStorage
 from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
 from vllm.model_executor.layers.quantization.storages import Fp8Blocks, Storage
-from vllm.model_executor.model_loader.integer_codes import (
-    TAKE_INTEGERS,
-    CodedMatrix,
-    RawTensors,
-)
+from vllm.model_executor.model_loader.coded_matrix import CodedMatrix, RawTensors
+from vllm.model_executor.model_loader.integer_codes import TAKE_INTEGERS
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.packed_shards import PackedShards, refuse_cut_codes
 from vllm.model_executor.model_loader.quantization_config import QuantizationConfig, WeightScheme
@@ -215,7 +212,9 @@ class PackedWeights(MatrixStorages):
         """Returns what the checkpoint asks for, else, of four bits, what the user does."""
         if scheme.inputs is not None:
             return scheme.inputs
-        return "bytes by group" if self._rounds_inputs and scheme.bits == 4 else "whole"
+        # Products of bytes know no NF4.
+        can_round = scheme.bits == 4 and scheme.format != "nf4"
+        return "bytes by group" if self._rounds_inputs and can_round else "whole"
 
     def _make_fp8(
         self, name: str, scheme: WeightScheme, rows: int, columns: int, device: torch.device

@@ -4,6 +4,7 @@
     fp8                  the same: blocks of FP8 under one scale each
     awq, gptq            the same, or a quantize_config.json, quant_config.json beside it
     modelopt             the same, or a hf_quant_config.json: NVFP4, FP8
+    bitsandbytes         the same: NF4, LLM.int8()
     auto-round           the same: packed as one of those above, some modules by bits of their own
 
 ``find_scheme`` answers for one module; what is not served is refused by name and reason before a
@@ -19,7 +20,9 @@ from typing import Any, Literal, get_args
 
 from vllm.exceptions import ConfigError, UnsupportedFeatureError
 
-Method = Literal["compressed-tensors", "awq", "gptq", "fp8", "modelopt", "auto-round"]
+Method = Literal[
+    "compressed-tensors", "awq", "gptq", "fp8", "modelopt", "auto-round", "bitsandbytes"
+]
 METHODS: tuple[Method, ...] = get_args(Method)
 # What people type for them; the right side is what a config.json says.
 METHOD_NAMES: Mapping[str, Method] = {
@@ -36,6 +39,7 @@ METHOD_NAMES: Mapping[str, Method] = {
     "auto-round": "auto-round",
     "auto_round": "auto-round",
     "inc": "auto-round",
+    "bitsandbytes": "bitsandbytes",
 }
 ByteInputs = Literal["bytes by row", "bytes by group"]
 """Inputs in eight bits: in 255 steps of the largest of a row, or of a row's group of weights."""
@@ -69,7 +73,8 @@ class WeightScheme:
     Attributes:
         format: "packed": words of codes of compressed-tensors; "int8", "fp8": a weight of that type
             and its scales; "awq"; "gptq"; "nvfp4", "mxfp4": e2m1 codes under e4m3 scales, which
-            have one of the whole matrix, or under e8m0 ones; "mxfp8": e4m3 codes under e8m0 ones.
+            have one of the whole matrix, or under e8m0 ones; "mxfp8": e4m3 codes under e8m0 ones;
+            "nf4", "bytes by row": bitsandbytes' of four and eight bits.
         bits: Of a code.
         group: Inputs under one scale; 0: all of a row, or of a whole block (fp8).
         is_symmetric: Whether there are no zero points.
@@ -78,7 +83,18 @@ class WeightScheme:
         inputs: What the inputs of its products are rounded to.
     """
 
-    format: Literal["packed", "int8", "fp8", "awq", "gptq", "nvfp4", "mxfp4", "mxfp8"]
+    format: Literal[
+        "packed",
+        "int8",
+        "fp8",
+        "awq",
+        "gptq",
+        "nvfp4",
+        "mxfp4",
+        "mxfp8",
+        "nf4",
+        "bytes by row",
+    ]
     bits: int
     group: int = 0
     is_symmetric: bool = True
@@ -505,6 +521,25 @@ def _read_modelopt_layer(fields: _Fields) -> tuple[WeightScheme, str]:
     return scheme, _note_inputs(bits, "float")
 
 
+# ---- bitsandbytes ---------------------------------------------------------------------------
+
+
+def _read_bitsandbytes(fields: _Fields) -> QuantizationConfig:
+    if fields.get("load_in_8bit", bool, fields.get("_load_in_8bit", bool, False)):
+        scheme = WeightScheme("bytes by row", 8)
+        notes: tuple[str, ...] = (_note_inputs(8, "int"),)
+    else:
+        kind = fields.get("bnb_4bit_quant_type", str, "fp4")
+        storage = fields.get("bnb_4bit_quant_storage", str, "uint8")
+        if kind != "nf4":
+            raise fields.refuse(f"bitsandbytes' {kind!r} (served: nf4)")
+        if storage != "uint8":
+            raise fields.refuse(f"bitsandbytes' codes stored as {storage} (served: uint8)")
+        scheme, notes = WeightScheme("nf4", 4), ()
+    # What was left out is plain in the files.
+    return QuantizationConfig("bitsandbytes", (_Rule(("Linear",), scheme),), notes)
+
+
 # ---- AutoRound ------------------------------------------------------------------------------
 
 
@@ -609,6 +644,7 @@ _READERS: Mapping[str, Callable[[_Fields], QuantizationConfig]] = {
     "auto-round": _read_auto_round,
     "auto_round": _read_auto_round,
     "intel/auto-round": _read_auto_round,
+    "bitsandbytes": _read_bitsandbytes,
 }
 
 

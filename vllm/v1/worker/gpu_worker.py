@@ -13,6 +13,7 @@ from vllm.gpu.decode_graphs import GraphDevice, choose_sizes
 from vllm.gpu.step_model import (
     can_replay,
     count_draft_bytes,
+    count_gathered_bytes,
     count_graphs,
     make_graphed_step_model,
     move_tables,
@@ -116,13 +117,10 @@ class GPUWorker(Worker):
         graphs = 0
         drafts = count_draft_bytes(self._model, scheduler.max_num_seqs, self._num_drafts)
         if self._wants_graphs():
-            count = count_graphs(
-                self._model,
-                scheduler.max_num_seqs,
-                self._config.model_config.max_model_len,
-                **self._find_drafts(),
-            )
+            sizes = scheduler.max_num_seqs, self._config.model_config.max_model_len
+            count = count_graphs(self._model, *sizes, **self._find_drafts())
             graphs = _BYTES_PER_GRAPH * count
+            graphs += count_gathered_bytes(self._model, *sizes, self._num_drafts)
         now = MemorySnapshot.take(memory)
         utilization = self._config.cache_config.gpu_memory_utilization
         available = available_kv_bytes(self._first_snapshot, now, peak, utilization)

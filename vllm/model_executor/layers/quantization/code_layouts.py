@@ -126,6 +126,18 @@ def read_int8_codes(codes: torch.Tensor, scales: torch.Tensor, group: int) -> Co
     return _join(pack_bytes(codes), scales, None, 8, group, codes.shape[1], None)
 
 
+def read_nf4_bytes(packed: torch.Tensor, scales: torch.Tensor, group: int) -> CodedRows:
+    """Read bitsandbytes' bytes of two codes, the earlier in the high nibble.
+
+    Args:
+        packed: uint8 [out, in / 2].
+        scales: fp32 [out, in / group].
+        group: Inputs of a group.
+    """
+    words = view_as((packed << 4) | (packed >> 4), torch.int32)
+    return CodedRows("nf4", words, packed.shape[1] * 2, group, GroupValues(scales))
+
+
 def read_fp8_codes(
     name: str, codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]
 ) -> CodedRows:

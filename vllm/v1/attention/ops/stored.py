@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import torch
 
-CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1", "int6", "e4m3"]
+CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1", "int6", "e4m3", "nf4"]
 """Two's complement in eight and four bits, 0 to 15, numbers in two tables of 16 values, -32 to 31,
 and floats of eight bits."""
 

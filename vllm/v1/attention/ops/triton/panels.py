@@ -31,14 +31,14 @@ from vllm.v1.attention.ops.triton.routing import (
     choose_rows_per_block,
     choose_splits,
 )
-from vllm.v1.attention.ops.triton.small_floats import e2m1_value, e4m3_value, power_of
+from vllm.v1.attention.ops.triton.small_floats import e2m1_value, e4m3_value, nf4_value, power_of
 
 _PANEL = tl.constexpr(PANEL)
 # Inputs of one step of the loop.
 _INPUTS = 256 if IS_INTERPRETED else 128
 # The least that the matrix unit takes.
 _LEAST_INPUTS = 16
-_CODES: dict[CodeKind, int] = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1": 4}
+_CODES: dict[CodeKind, int] = {"int8": 0, "int4": 1, "uint4": 2, "iq4": 3, "e2m1": 4, "nf4": 5}
 # iq4's sixteen values as bytes, the first eight and the last, each as one signed number.
 _IQ4_LOW = tl.constexpr(0xF6EADDCFBFAD9881 - (1 << 64))
 _IQ4_HIGH = tl.constexpr(0x7159453526190D01)
@@ -69,6 +69,8 @@ def _code_values(packed, place, KIND: tl.constexpr):
             table = tl.where(code >= 8, _IQ4_HIGH, _IQ4_LOW)
             byte = ((table >> ((code & 7) * 8).to(tl.int64)) & 255).to(tl.int32)
             return tl.where(byte >= 128, byte - 256, byte).to(tl.float32)
+        elif KIND == 5:
+            return nf4_value(code)
         else:
             return e2m1_value(code)
 
