@@ -13,6 +13,7 @@ from vllm.v1.attention.ops.triton.launch import (
     power_of_two,
     warps_of,
 )
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
 
 _QUERIES = 128 if IS_INTERPRETED else 64
 _KEYS = 128 if IS_INTERPRETED else 64
@@ -247,7 +248,9 @@ def attend(
     out = torch.empty_like(queries)
     num_rows = num_queries * heads
     block_width = max(_LEAST, power_of_two(width))
-    rows, keys_per_step = _choose_tile(num_rows, block_width)
+    # The same for any number of drafts, so that a query's bits do not depend on it.
+    most_rows = max(num_rows, MAX_DECODE_QUERIES * heads)
+    rows, keys_per_step = _choose_tile(most_rows, block_width)
     spread = sinks
     mask_strides = (0, 0)
     if mask is not None:
