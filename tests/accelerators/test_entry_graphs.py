@@ -30,7 +30,7 @@ from tests.v1.spec_decode.tiny_engine import write_tiny
 from vllm.gpu import entry_graphs
 from vllm.gpu.decode_graphs import CapturedSteps, GraphDevice
 from vllm.gpu.entry_graphs import block_layout
-from vllm.gpu.step_model import count_graphs, make_graphed_step_model
+from vllm.gpu.step_model import count_draft_bytes, count_graphs, make_graphed_step_model
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.cuda import CudaReferencePlatform
@@ -263,6 +263,9 @@ def make_choosing(num_drafts: int) -> tuple[PagedHarness, PagedHarness]:
         num_drafts=num_drafts,
     )
     assert len(recorder.recordings) == count_graphs(harness.model, 1, 250, num_drafts)
+    settling = harness.steps.model._settling
+    kept = 0 if settling is None else settling.drafts.kept.nbytes
+    assert count_draft_bytes(harness.model, 3, num_drafts) == kept
     return expected, harness
 
 

@@ -310,7 +310,9 @@ def count_draft_bytes(model: Any, max_requests: int, num_drafts: int) -> int:
     ]
     num_rows = max_requests * (num_drafts + 1)
     shape = StepShape(num_drafts + 1, num_rows, max_requests)
-    count = count_split_bytes(shape, max(widths, default=0))
+    # Where keys are chosen no context is split.
+    width = 0 if _chooses_keys(model) else max(widths, default=0)
+    count = count_split_bytes(shape, width)
     if config.recurrences:
         num_decays = config.recurrences[0].num_decays
         count += count_kept_bytes(state_shape(config), num_decays, max_requests * num_drafts)

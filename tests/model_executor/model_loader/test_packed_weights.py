@@ -140,30 +140,67 @@ def test_ranks_that_would_cut_a_group_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaf", "value", "error", "message"),
+    ("name", "leaf", "value", "error", "message"),
     [
-        ("weight.quant_map", torch.linspace(-1, 1, 16), UnsupportedFeatureError, "other values"),
-        ("weight.absmax", torch.ones(3), CheckpointError, "has 3 scales for 8 x 64 values"),
-        ("weight.quant_state.bitsandbytes__nf4", b"{", CheckpointError, "is no JSON"),
-        ("weight.quant_state.bitsandbytes__nf4", b"[1]", CheckpointError, r"shape \[8, 64\]"),
         (
+            "nf4",
+            "weight.quant_map",
+            torch.linspace(-1, 1, 16),
+            UnsupportedFeatureError,
+            "other values",
+        ),
+        ("nf4", "weight.absmax", torch.ones(3), CheckpointError, "has 3 scales for 8 x 64 values"),
+        ("nf4", "weight.quant_state.bitsandbytes__nf4", b"{", CheckpointError, "is no JSON"),
+        (
+            "nf4",
+            "weight.quant_state.bitsandbytes__nf4",
+            b"[1]",
+            CheckpointError,
+            r"shape \[8, 64\]",
+        ),
+        (
+            "nf4",
             "weight.quant_state.bitsandbytes__nf4",
             b'{"shape": [8, 64], "blocksize": 0}',
             CheckpointError,
             "'blocksize' is 0",
         ),
         (
+            "nf4",
             "weight.quant_state.bitsandbytes__nf4",
             b'{"shape": [8, 64], "blocksize": 128}',
             UnsupportedFeatureError,
             "not whole blocks of 128",
         ),
+        (
+            "nf4",
+            "weight.quant_state.bitsandbytes__nf4",
+            b'{"shape": 8, "blocksize": 32}',
+            CheckpointError,
+            r"shape \[8, 64\]",
+        ),
+        (
+            "nf4",
+            "weight.absmax",
+            b"0123456789012345",
+            CheckpointError,
+            "nested_absmax is not there",
+        ),
+        ("nf4-nested", "weight.absmax", torch.ones(32), CheckpointError, "nested_absmax is there"),
+        ("nf4-nested", "weight.nested_absmax", torch.ones(1), CheckpointError, "10 a scale"),
+        ("nf4-nested", "weight.nested_quant_map", torch.ones(9), CheckpointError, "9 have a value"),
+        ("llm-int8", "weight_format", torch.tensor(2).byte(), UnsupportedFeatureError, "is 2"),
     ],
 )
-def test_wrong_tensors_of_nf4_are_named(
-    leaf: str, value: torch.Tensor | bytes, error: type[Exception], message: str, tmp_path: Path
+def test_wrong_tensors_of_bitsandbytes_are_named(
+    name: str,
+    leaf: str,
+    value: torch.Tensor | bytes,
+    error: type[Exception],
+    message: str,
+    tmp_path: Path,
 ) -> None:
-    form = FORMATS["nf4"]
+    form = FORMATS[name]
     tensors, _ = encode(form, torch.randn(8, 64))
     given = torch.tensor(list(value), dtype=torch.uint8) if isinstance(value, bytes) else value
     tensors[leaf] = given
@@ -173,8 +210,8 @@ def test_wrong_tensors_of_nf4_are_named(
     weights = PackedWeights(read_stored_tensors(tmp_path), described, rounds_inputs=True)
     made = weights.make_matrix(MatrixSpec("a.b", 64, 8, torch.float32, CPU))
     assert made is not None
-    for name, slot in made.slots("a.b").items():
-        slot.copy_(tensors[name.removeprefix("a.b.")])
+    for slot_name, slot in made.slots("a.b").items():
+        slot.copy_(tensors[slot_name.removeprefix("a.b.")])
     with pytest.raises(error, match=message):
         weights.finish_loading()
 

@@ -21,8 +21,11 @@ from vllm.model_executor.model_loader.coded_matrix import CodedMatrix
 _ABSMAX, _MAP = ".weight.absmax", ".weight.quant_map"
 _NESTED_ABSMAX, _NESTED_MAP = ".weight.nested_absmax", ".weight.nested_quant_map"
 _STATE = ".weight.quant_state.bitsandbytes__nf4"
+# 0: row after row.
+_ORDER = ".weight_format"
 # LLM.int8() keeps the largest value of a row, which is the 127th step.
 _STEPS = 127
+_BYTES = 256
 
 
 def take_nf4(matrix: CodedMatrix) -> Convert:
@@ -55,10 +58,22 @@ def take_nf4(matrix: CodedMatrix) -> Convert:
                 f"{matrix.name}{_MAP} holds other values than NF4's: use a release in NF4."
             )
         scales = raw[_ABSMAX]
+        if is_nested != (scales.dtype == torch.uint8):
+            raise CheckpointError(
+                f"{matrix.name}{_ABSMAX} holds {'numbers' if is_nested else 'bytes'}, but its "
+                f"{_NESTED_ABSMAX.removeprefix('.weight.')} is {'' if is_nested else 'not '}there: "
+                "the file is broken; download it again."
+            )
         if is_nested:
             # Of each run of so many bytes one scale, and of all one offset.
-            wide = raw[_NESTED_MAP][scales.int()]
             nested = raw[_NESTED_ABSMAX].repeat_interleave(state["nested_blocksize"])
+            if raw[_NESTED_MAP].numel() != _BYTES or len(nested) < len(scales):
+                raise CheckpointError(
+                    f"{matrix.name}{_ABSMAX} holds {len(scales)} bytes, of which "
+                    f"{raw[_NESTED_MAP].numel()} have a value and {len(nested)} a scale: the file "
+                    "is broken; download it again."
+                )
+            wide = raw[_NESTED_MAP][scales.int()]
             scales = wide * nested[: len(wide)] + state["nested_offset"]
         if scales.numel() != rows * columns // group:
             raise CheckpointError(
@@ -82,7 +97,7 @@ def _read_state(matrix: CodedMatrix, stored: torch.Tensor) -> dict[str, Any]:
         state = json.loads(bytes(stored.cpu().tolist()))
     except ValueError as error:
         raise CheckpointError(f"{name} is no JSON: {error}. Download it again.") from error
-    if not isinstance(state, dict) or tuple(state.get("shape", ())) != matrix.size:
+    if not isinstance(state, dict) or state.get("shape") != list(matrix.size):
         raise CheckpointError(f"{name} is {state!r}; it must have the shape {list(matrix.size)}.")
     state = {"nested_blocksize": 256, "nested_offset": 0.0, **state}
     for key in ("blocksize", "nested_blocksize"):
@@ -104,10 +119,15 @@ def take_rows_of_bytes(matrix: CodedMatrix) -> Convert:
     make, (rows, _) = matrix.make, matrix.size
     make.take(".weight", torch.int8, matrix.size)
     make.take(".SCB", torch.float32, (rows,))
-    if make.has(".weight_format"):
-        make.take_as_stored(".weight_format")
+    if make.has(_ORDER):
+        make.take_as_stored(_ORDER)
 
     def convert(raw: Mapping[str, torch.Tensor]) -> CodedRows:
+        if _ORDER in raw and raw[_ORDER].any():
+            raise UnsupportedFeatureError(
+                f"{matrix.name}{_ORDER} is {raw[_ORDER].item()}: its bytes stand in the order of a "
+                "card's old kernels. Use a release that stores rows, or its BF16 one."
+            )
         return read_int8_codes(raw[".weight"], (raw[".SCB"] / _STEPS).view(rows, 1), 0)
 
     return convert
