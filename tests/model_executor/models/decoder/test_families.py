@@ -121,8 +121,8 @@ def test_what_is_not_served_is_refused_by_name(raw: dict[str, Any], named: str) 
 
 @pytest.mark.parametrize("family", [llama, qwen3, gemma3, gpt_oss])
 def test_weights_of_a_format_that_is_not_read_are_refused_by_name(family: Any) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="bitsandbytes"):
-        parse(family(quantization_config={"quant_method": "bitsandbytes"}))
+    with pytest.raises(UnsupportedFeatureError, match="hqq"):
+        parse(family(quantization_config={"quant_method": "hqq"}))
 
 
 def test_gpt_oss_refuses_packed_weights_that_others_load() -> None:

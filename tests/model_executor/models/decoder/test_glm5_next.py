@@ -182,8 +182,8 @@ def test_what_is_not_served_is_refused_by_name(raw: dict[str, Any], named: str) 
 
 
 def test_other_quantised_weights_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedFeatureError, match="bitsandbytes"):
-        parse({**glm5_next(), "quantization_config": {"quant_method": "bitsandbytes"}})
+    with pytest.raises(UnsupportedFeatureError, match="hqq"):
+        parse({**glm5_next(), "quantization_config": {"quant_method": "hqq"}})
 
 
 def test_a_token_of_the_release_takes_11_kib_and_its_share_of_a_pool_key() -> None:

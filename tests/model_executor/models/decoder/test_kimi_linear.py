@@ -171,8 +171,8 @@ def test_what_is_not_served_is_refused_by_name(raw: dict[str, Any], named: str) 
 
 
 def test_other_quantised_weights_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedFeatureError, match="bitsandbytes"):
-        parse(kimi_linear(quantization_config={"quant_method": "bitsandbytes"}))
+    with pytest.raises(UnsupportedFeatureError, match="hqq"):
+        parse(kimi_linear(quantization_config={"quant_method": "hqq"}))
 
 
 def test_ranks_that_do_not_share_out_heads_are_refused_by_name() -> None:
