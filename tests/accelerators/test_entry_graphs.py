@@ -28,14 +28,19 @@ from tests.model_executor.models.harness import PagedHarness, Request, build_mod
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.v1.spec_decode.tiny_engine import write_tiny
 from vllm.gpu import entry_graphs
-from vllm.gpu.decode_graphs import CapturedSteps, GraphDevice
-from vllm.gpu.entry_graphs import block_layout
+from vllm.gpu.decode_graphs import CapturedSteps, GraphDevice, choose_sizes
+from vllm.gpu.entry_graphs import StepSizes, block_layout
 from vllm.gpu.step_model import count_draft_bytes, count_graphs, make_graphed_step_model
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.cuda import CudaReferencePlatform
 from vllm.v1.attention import entry_tables
-from vllm.v1.attention.entry_tables import DecodeShape, LaidOutStep
+from vllm.v1.attention.entry_tables import (
+    DecodeShape,
+    EntryTables,
+    LaidOutStep,
+    choose_reaches,
+)
 from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
 from vllm.v1.attention.ops.registry import Op
 from vllm.v1.attention.ops.triton.registry import get_triton_op
@@ -229,6 +234,25 @@ def test_an_engine_answers_on_graphs_as_on_a_cpu(
     assert {shape.num_requests for shape in replayed} == {1, 2}
     # Prompts alone ran as they are.
     assert min(eager) > 1 + num_drafts
+
+
+def test_many_requests_of_which_one_is_long_have_no_shape() -> None:
+    """Each would read as much as the longest: they run as they are, by like lengths."""
+    sizes, most = choose_sizes(128), 1 << 20
+    reaches = choose_reaches(sizes, most)
+    assert {size for size, limit in reaches if limit == most} == {1, 2, 4, 8, 16}
+    assert {size for size, limit in reaches if limit == 1 << 17} == set(sizes)
+    # Whatever is asked for, a request alone has all lengths, and all numbers the shortest.
+    longer = choose_reaches(sizes, 1 << 26)
+    assert (1, 1 << 26) in longer
+    assert {(size, 4096) for size in sizes} <= set(longer)
+    _, harness = make_choosing(0)
+    shapes = StepSizes(sizes, (1,), most).find_shapes(harness.layout)
+    assert len(shapes) == count_graphs(harness.model, 128, most)
+    # Tables take what a shape's contexts do, not what the longest would.
+    tables = EntryTables(harness.layout, harness.kv_caches, shapes, CPU)
+    num_blocks = most // min(group.block_size for group in harness.layout.groups)
+    assert len(tables.buffer) < 128 * num_blocks
 
 
 GLM = glm5_next(

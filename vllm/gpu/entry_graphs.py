@@ -11,7 +11,6 @@ captured step fills requests up by itself (``entry_tables``).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product, starmap
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from vllm.v1.attention.entry_tables import (
     ExpandedStep,
     LaidOutStep,
     choose_limits,
+    choose_reaches,
 )
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.metadata import StepMetadata, build_step_metadata
@@ -55,11 +55,15 @@ class StepSizes:
 
     def find_shapes(self, layout: CacheLayout) -> tuple[DecodeShape, ...]:
         """Return the shapes, the smallest first."""
-        limits = choose_limits(self.max_tokens, max(group.ratio for group in layout.groups))
+        coarsest = max(group.ratio for group in layout.groups)
+        reaches = choose_reaches(self.requests, self.max_tokens, coarsest)
         if all(group.kind == "window" for group in layout.groups):
             # Nothing in a step depends on the context's length.
-            limits = limits[-1:]
-        return tuple(sorted(starmap(DecodeShape, product(self.queries, self.requests, limits))))
+            longest = choose_limits(self.max_tokens, coarsest)[-1]
+            reaches = tuple((size, longest) for size in self.requests)
+        return tuple(
+            sorted(DecodeShape(queries, *reach) for queries in self.queries for reach in reaches)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,15 +274,7 @@ class _ShapedSteps:
     ) -> None:
         self.layout, self.shapes = layout, shapes
         self._has_states = any(group.state is not None for group in layout.groups)
-        self._tables = EntryTables(
-            layout,
-            kv_caches,
-            max(shape.num_requests for shape in shapes),
-            max(shape.num_queries for shape in shapes),
-            max(shape.limit for shape in shapes),
-            device,
-            drafts,
-        )
+        self._tables = EntryTables(layout, kv_caches, shapes, device, drafts)
         num_rows = max(shape.num_rows for shape in shapes)
         self.captured = CapturedSteps(run, kv_caches, num_rows, device)
         self._inputs = inputs

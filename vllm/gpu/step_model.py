@@ -28,7 +28,7 @@ from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.draft_states import DraftStates, count_kept_bytes
-from vllm.v1.attention.entry_tables import choose_limits
+from vllm.v1.attention.entry_tables import choose_reaches
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.paged_tables import (
     PagedTablesBuilder,
@@ -272,14 +272,14 @@ def count_graphs(
     sizes = choose_sizes(max_requests)
     if isinstance(model, DeepseekV4ForCausalLM) or _chooses_keys(model):
         queries, block_queries = _choose_queries(num_drafts, has_block=has_block)
-        num_limits = len(choose_limits(max_tokens))
+        num_reaches = len(choose_reaches(sizes, max_tokens))
         # DeepSeek-V4's block has a window alone, and states there are none.
         is_v4 = isinstance(model, DeepseekV4ForCausalLM)
-        num_block_limits, num_settled = (
-            (1, 0) if is_v4 else (num_limits, len(_choose_settled(sizes)))
+        num_of_block, num_settled = (
+            (len(sizes), 0) if is_v4 else (num_reaches, len(_choose_settled(sizes)))
         )
-        count = len(queries) * num_limits + len(block_queries) * num_block_limits
-        return len(sizes) * count + (num_settled if num_drafts else 0)
+        count = len(queries) * num_reaches + len(block_queries) * num_of_block
+        return count + (num_settled if num_drafts else 0)
     shapes = choose_shapes(sizes, num_drafts, max_rows)
     count = len(shapes)
     if has_block:
@@ -338,19 +338,22 @@ def count_gathered_bytes(
         ratios = [layer.ratio for layer in config.layers if layer.kind == "csa"]
         if not ratios:
             return 0
-        by_context = max_tokens // min(ratios) * config.index_head_dim * itemsize
+        tokens_of_key, key_bytes = min(ratios), config.index_head_dim * itemsize
         by_query = config.index_topk * config.head_dim * itemsize
     elif _chooses_keys(model):
         shapes = map(model.config.shape_of, model.config.layers)
         latent = next(s.latent for s in shapes if not _attends_to_all(s))
         indexer = latent.indexer
-        by_context = max_tokens // indexer.pool_size * indexer.head_dim * torch.float32.itemsize
+        tokens_of_key = indexer.pool_size
+        key_bytes = indexer.head_dim * torch.float32.itemsize
         num_rows = (1 + indexer.num_chosen) * indexer.pool_size
         by_query = num_rows * (latent.latent_dim + latent.shared_dim) * model.dtype.itemsize
     else:
         return 0
     queries, _ = _choose_queries(num_drafts, has_block=False)
-    return max_requests * max(by_context, max(queries) * by_query)
+    reaches = choose_reaches(choose_sizes(max_requests), max_tokens)
+    most_keys = max(size * (limit // tokens_of_key) for size, limit in reaches)
+    return max(most_keys * key_bytes, max_requests * max(queries) * by_query)
 
 
 def reads_pages(model: Any, layout: CacheLayout) -> bool:

@@ -52,6 +52,9 @@ from vllm.v1.kv_cache_specs.layouts import StateLayout
 _HOST = torch.device("cpu")
 # Contexts up to this length share a shape; then there is one for each doubling.
 _LEAST_LIMIT = 4096
+# Tokens that a step reads at most, its requests all taken for the longest: about 1 GiB of what
+# DeepSeek-V4 chooses entries by.
+_MOST_REACH = 1 << 24
 # Before the groups' tables, of each request: its first position of the step (negative: no request),
 # the first whose window rows are stored, and its tokens.
 _NUM_BOUNDS = 3
@@ -114,16 +117,36 @@ def choose_limits(max_tokens: int, coarsest: int = 1) -> tuple[int, ...]:
     return tuple(limits)
 
 
+def choose_reaches(
+    sizes: Sequence[int], max_tokens: int, coarsest: int = 1
+) -> tuple[tuple[int, int], ...]:
+    """Return numbers of requests and lengths of contexts that steps have shapes for.
+
+    A step reads as if every request were as long as its shape: many requests of which one may be
+    very long have none, and are better run in batches of like lengths.
+
+    Args:
+        sizes: Numbers of requests.
+        max_tokens: Of a context.
+        coarsest: Most tokens of an entry.
+    """
+    limits = choose_limits(max_tokens, coarsest)
+    return tuple(
+        (size, limit)
+        for size in sizes
+        for limit in limits
+        if limit == limits[0] or size * min(limit, max_tokens) <= max(_MOST_REACH, max_tokens)
+    )
+
+
 class EntryTables:
     """Lays decode steps out.
 
     Args:
         layout: The KV groups; of "keys" those without a window.
         kv_caches: Cache name -> pages.
-        max_requests: Of a step.
-        max_queries: Tokens of a request in a step; all but the first are drafts where there are
+        shapes: Of the steps; all tokens of a request but the first are drafts where there are
             recurrent states.
-        max_tokens: Of a context.
         device: Where the tables are used.
         drafts: What keeps them for recurrent states; None: there are none of either.
 
@@ -134,17 +157,26 @@ class EntryTables:
         self,
         layout: CacheLayout,
         kv_caches: Mapping[str, torch.Tensor],
-        max_requests: int,
-        max_queries: int,
-        max_tokens: int,
+        shapes: Sequence[DecodeShape],
         device: torch.device,
         drafts: DraftStates | None = None,
     ) -> None:
         self._layout, self._kv_caches, self._drafts = layout, kv_caches, drafts
-        self._widths = [_most_blocks(group, max_queries, max_tokens) for group in layout.groups]
-        width = _NUM_BOUNDS + sum(1 + width for width in self._widths)
-        self.buffer = torch.zeros((max_requests, width), dtype=torch.int64, device=device)
-        self._staging = StagingBuffers((max_requests, width), torch.int64, device)
+        self._max_queries = max(shape.num_queries for shape in shapes)
+        size = max(shape.num_requests * self._find_width(shape) for shape in shapes)
+        # A shape's tables lie side by side at its beginning.
+        self.buffer = torch.zeros(size, dtype=torch.int64, device=device)
+        self._staging = StagingBuffers((size,), torch.int64, device)
+
+    def _find_widths(self, shape: DecodeShape) -> list[int]:
+        """Returns the block ids that each group has of a request."""
+        return [
+            _most_blocks(group, self._max_queries, shape.limit) for group in self._layout.groups
+        ]
+
+    def _find_width(self, shape: DecodeShape) -> int:
+        """Returns the numbers that a shape has of a request."""
+        return _NUM_BOUNDS + sum(1 + width for width in self._find_widths(shape))
 
     def lay_out(self, slices: Sequence[RequestSlice], shape: DecodeShape) -> LaidOutStep:
         """Upload the tables of requests with few tokens, filled up with rows of no request.
@@ -154,15 +186,16 @@ class EntryTables:
         """
         if slices:
             self._check_stored(slices)
-        buffer = self._staging.take()[: shape.num_requests]
-        host = buffer.numpy()
+        used = self._staging.take()[: shape.num_requests * self._find_width(shape)]
+        host = used.numpy().reshape(shape.num_requests, -1)
         host[:] = 0
         host[len(slices) :, 0] = -1
+        widths = self._find_widths(shape)
         for row, item in zip(host, slices, strict=False):
             row[:_NUM_BOUNDS] = item.start, item.read_from, item.num_tokens
             first = _NUM_BOUNDS
             for group_id, (group, table, width) in enumerate(
-                zip(self._layout.groups, item.tables, self._widths, strict=True)
+                zip(self._layout.groups, item.tables, widths, strict=True)
             ):
                 if group.state is not None:
                     _put_states(row[first : first + 1 + width], item, group, group_id)
@@ -176,7 +209,7 @@ class EntryTables:
                 row[first] = table.base + skipped
                 row[first + 1 : first + 1 + len(ids)] = ids
                 first += 1 + width
-        self._staging.send(buffer, self.buffer[: shape.num_requests])
+        self._staging.send(used, self.buffer[: len(used)])
         return LaidOutStep(shape)
 
     def _check_stored(self, slices: Sequence[RequestSlice]) -> None:
@@ -211,7 +244,8 @@ class EntryTables:
 
     def expand(self, shape: DecodeShape) -> ExpandedStep:
         """Return the tables that layers read, computed on the device."""
-        rows = self.buffer[: shape.num_requests]
+        size = shape.num_requests * self._find_width(shape)
+        rows = self.buffer[:size].view(shape.num_requests, -1)
         step = _Rows(rows[:, :1], rows[:, 1:2], rows[:, 2:3], shape)
         windows: dict[int, WindowMetadata] = {}
         states: dict[int, StateMetadata] = {}
@@ -220,7 +254,7 @@ class EntryTables:
         recurrent: dict[int, tuple[StateTables, StateLayout]] = {}
         first = _NUM_BOUNDS
         for group_id, (group, width) in enumerate(
-            zip(self._layout.groups, self._widths, strict=True)
+            zip(self._layout.groups, self._find_widths(shape), strict=True)
         ):
             table = _Table(group, rows[:, first : first + 1], rows[:, first + 1 :][:, :width])
             first += 1 + width
