@@ -15,8 +15,7 @@ one graph serves all of them. A model with entries has graphs by the length of c
 """
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -357,14 +356,8 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
         """Capture every shape; the log says what they took."""
-        parts: list[Captures | None] = [self._steps, self._block, self._settling]
-        own = [steps for steps in parts if steps is not None]
-        pairs = [(steps, shape) for steps in own for shape in steps.shapes[::-1]]
-        with telling_of(graphs, *own):
-            for number, (steps, shape) in enumerate(pairs, 1):
-                if shows_progress:
-                    show_progress(number, len(pairs))
-                steps.capture(graphs, shape)
+        parts = (self._steps, self._block, self._settling)
+        capture_all(parts, graphs, shows_progress=shows_progress)
 
     def build_metadata(self, slices: Sequence[RequestSlice], layout: CacheLayout) -> PagedTables:
         """Return a step's tables; a decode step's are filled up to a captured shape."""
@@ -432,17 +425,28 @@ class DecodeGraphs:
         return drafted
 
 
-@contextmanager
-def telling_of(graphs: GraphDevice, *steps: Sized) -> Iterator[None]:
-    """Have the log say what the graphs that are captured inside took."""
+def capture_all(
+    parts: Iterable[Captures | None], graphs: GraphDevice, *, shows_progress: bool
+) -> None:
+    """Capture every shape of some parts, each part's largest first; the log says what they took.
+
+    Args:
+        parts: In order; None: there is none.
+        graphs: Captures.
+        shows_progress: Whether a line tells how far it is.
+    """
+    own = [part for part in parts if part is not None]
+    pairs = [(part, shape) for part in own for shape in part.shapes[::-1]]
     before = graphs.allocated_bytes()
-    yield
+    for number, (part, shape) in enumerate(pairs, 1):
+        if shows_progress:
+            _show_progress(number, len(pairs))
+        part.capture(graphs, shape)
     taken = graphs.allocated_bytes() - before
-    count = sum(map(len, steps))
-    logger.info("decode graphs: %d, %.1f MiB", count, taken / 2**20)
+    logger.info("decode graphs: %d, %.1f MiB", sum(map(len, own)), taken / 2**20)
 
 
-def show_progress(number: int, count: int) -> None:
-    """Write which graph is being captured over the line before; the last one ends the line."""
+def _show_progress(number: int, count: int) -> None:
+    """Writes which graph is being captured over the line before; the last one ends the line."""
     end = "\n" if number == count else ""
     print(f"\rCapturing decode graphs: {number} of {count}", end=end, file=sys.stderr, flush=True)

@@ -17,10 +17,8 @@ import torch
 
 from vllm.gpu.decode_graphs import (
     CapturedSteps,
-    Captures,
     GraphDevice,
-    show_progress,
-    telling_of,
+    capture_all,
 )
 from vllm.gpu.settle_graphs import SettleGraphs
 from vllm.model_executor.models.deepseek_v4.kv_cache import MTP_WINDOW
@@ -152,16 +150,9 @@ class EntryGraphs:
     @torch.inference_mode()
     def capture(self, graphs: GraphDevice, *, shows_progress: bool) -> None:
         """Capture every shape; the log says what they took."""
-        parts: list[Captures | None] = [self._steps, self._block]
-        if self._settling is not None:
-            parts.append(self._settling.replayed)
-        own = [part for part in parts if part is not None]
-        pairs = [(part, shape) for part in own for shape in part.shapes[::-1]]
-        with telling_of(graphs, *own):
-            for number, (part, shape) in enumerate(pairs, 1):
-                if shows_progress:
-                    show_progress(number, len(pairs))
-                part.capture(graphs, shape)
+        settling = None if self._settling is None else self._settling.replayed
+        parts = (self._steps, self._block, settling)
+        capture_all(parts, graphs, shows_progress=shows_progress)
 
     def build_metadata(
         self, slices: Sequence[RequestSlice], layout: CacheLayout

@@ -64,8 +64,9 @@ class SettleGraphs:
         drafted = list_drafted(slices, num_accepted)
         if not any(count for _, count in drafted):
             return
-        for shape, graph in sorted(self._captured.items()):
-            if shape.num_requests >= len(drafted):
+        for shape in self.shapes:
+            graph = self._captured.get(shape)
+            if graph is not None and shape.num_requests >= len(drafted):
                 self._drafts.lay_out(drafted, self._buffer, shape)
                 graph.replay()
                 return

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED
+from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED, divide_up
 
 FEW_ROWS, MANY_ROWS = 16, 64
 # Programs that keep a large card's processors reading, and the least steps of a loop that one of
@@ -79,8 +79,8 @@ def choose_splits(num_rows: int, num_blocks: int, num_steps: int, *, is_invarian
         is_invariant: Whether a row's bits must not depend on the batch.
     """
     count = max(1, min(_ENOUGH_PROGRAMS // num_blocks, num_steps // _LEAST_STEPS))
-    steps = -(-num_steps // count)
-    count = -(-num_steps // steps)
+    steps = divide_up(num_steps, count)
+    count = divide_up(num_steps, steps)
     is_few = num_rows <= FEW_ROWS
     if count == 1 or not (is_few or is_invariant or IS_INTERPRETED):
         return Splits(1, num_steps)
