@@ -140,7 +140,7 @@ def read_gguf(path: str | Path) -> GgufFile:
     """
     first = Path(path)
     parts = []
-    for file in _find_parts(first):
+    for file in find_parts(first):
         try:
             stat = file.stat()
         except OSError as error:
@@ -158,10 +158,15 @@ def read_gguf(path: str | Path) -> GgufFile:
     return GgufFile(first, parts[0].keys, MappingProxyType(tensors))
 
 
-def _find_parts(first: Path) -> list[Path]:
+def find_parts(first: Path) -> tuple[Path, ...]:
+    """Return a file and, where it is the first part of a split one, the others.
+
+    Raises:
+        CheckpointError: A part is missing, or the file is another part than the first.
+    """
     match = _SHARD.fullmatch(first.name)
     if match is None:
-        return [first]
+        return (first,)
     stem, number, count = match.groups()
     if int(number) != 1:
         raise CheckpointError(
@@ -175,7 +180,7 @@ def _find_parts(first: Path) -> list[Path]:
             f"{first.parent} lacks {len(missing)} of the {len(files)} parts of a split file, the "
             f"first {missing[0]}: download them again."
         )
-    return files
+    return tuple(files)
 
 
 # Config, tokenizer and weights ask one after another.

@@ -1,4 +1,4 @@
-"""The weight files of a checkpoint folder. Torch-free."""
+"""The weight files of a checkpoint: a folder of safetensors, or a GGUF file. Torch-free."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor, read_header
+from vllm.utils.gguf_file import find_parts, is_gguf, read_gguf
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -24,15 +25,23 @@ def name_some(names: Iterable[str]) -> str:
     return f"{text} and {more} more" if more > 0 else text
 
 
-def find_weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the safetensors files of a checkpoint folder, sorted.
+def find_weight_files(checkpoint: Path) -> tuple[Path, ...]:
+    """Return the files that hold a checkpoint's weights, sorted.
 
-    ``model.safetensors`` is preferred, then the shards its index names, then (no index) all
-    safetensors files there are.
+    Whatever names a checkpoint by its weights asks this, and so works for every kind that loads.
+
+    Args:
+        checkpoint: A GGUF file (the first of its parts stands for all), or a folder of
+            safetensors files: ``model.safetensors`` is preferred, then the shards its index
+            names, then (no index) all safetensors files there are.
 
     Raises:
-        CheckpointError: There are none, the index is broken or a shard is missing.
+        CheckpointError: There are none, the index is broken, or a shard or part is missing.
     """
+    return find_parts(checkpoint) if is_gguf(checkpoint) else _find_in_folder(checkpoint)
+
+
+def _find_in_folder(folder: Path) -> tuple[Path, ...]:
     if (folder / SINGLE_FILE).is_file():
         return (folder / SINGLE_FILE,)
     index = folder / INDEX_FILE
@@ -84,6 +93,23 @@ def read_weight_map(index: Path) -> dict[str, str]:
                 f"{index}: weight_map[{name!r}] must be a file name, not {file!r}."
             )
     return weight_map
+
+
+def describe_weights(checkpoint: Path) -> list[StoredTensor]:
+    """Return what the headers say of a checkpoint's tensors, as its files name and store them.
+
+    Of a GGUF file ``dtype`` is the name of the type of its blocks, and ``shape`` counts values.
+
+    Raises:
+        CheckpointError: A file is missing or broken.
+        UnsupportedFeatureError: A GGUF file holds a type that is not served.
+    """
+    if not is_gguf(checkpoint):
+        return read_headers(find_weight_files(checkpoint))
+    return [
+        StoredTensor(item.name, item.shape, item.type.name, item.file, item.offset, item.num_bytes)
+        for item in read_gguf(checkpoint).tensors.values()
+    ]
 
 
 def read_headers(files: Iterable[Path]) -> list[StoredTensor]:

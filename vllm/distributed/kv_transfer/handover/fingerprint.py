@@ -6,8 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm.model_executor.model_loader.checkpoint_files import find_weight_files
-from vllm.model_executor.model_loader.safetensors_header import read_header
+from vllm.model_executor.model_loader.checkpoint_files import describe_weights
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,11 +28,7 @@ def fingerprint_weights(config: VllmConfig) -> str:
     if config.load_config.load_format == "dummy":
         return f"dummy, seed {model.seed}"
     digest = sha256()
-    tensors = [
-        tensor
-        for file in find_weight_files(Path(model.path or model.model))
-        for tensor in read_header(file)
-    ]
+    tensors = describe_weights(Path(model.path or model.model))
     for tensor in sorted(tensors, key=lambda item: item.name):
         digest.update(f"{tensor.name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
         with tensor.file.open("rb") as file:
