@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.cachelab.sim.tier import SimTier
-from vllm.v1.kv_offload.records import ObjectKey
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.store.object_store import ObjectStore
+from vllm.v1.kv_offload.store.records import ObjectKey
 from vllm.v1.request import Request
 
 

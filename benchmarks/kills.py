@@ -42,7 +42,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.store.object_store import ObjectStore
 
 _SIZE = "4GiB"
 _NUM_PROMPTS = 40

@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.result import print_result
-from vllm.distributed.kv_transfer.offloading.keeper import StoreKeeper
-from vllm.v1.kv_offload.cell_table import CellTable
-from vllm.v1.kv_offload.cells import CELL, ObjectKind
-from vllm.v1.kv_offload.folder import CacheFolder, Identity, rows_path
-from vllm.v1.kv_offload.records import Extent, ObjectKey, ObjectSpec, Reservation
-from vllm.v1.kv_offload.store import IndexUnreadError
+from vllm.v1.kv_offload.store.cell_table import CellTable
+from vllm.v1.kv_offload.store.cells import CELL, ObjectKind
+from vllm.v1.kv_offload.store.folder import CacheFolder, Identity, rows_path
+from vllm.v1.kv_offload.store.keeper import StoreKeeper
+from vllm.v1.kv_offload.store.object_store import IndexUnreadError
+from vllm.v1.kv_offload.store.records import Extent, ObjectKey, ObjectSpec, Reservation
 
 _OBJECT_BYTES = 128 << 10
 _PROMPT_GROUPS = 64

@@ -30,9 +30,9 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.kv_offload.file_calls import DiskFiles
-from vllm.v1.kv_offload.folder import rows_path
-from vllm.v1.kv_offload.rows_file import RowsFile
+from vllm.v1.kv_offload.store.file_calls import DiskFiles
+from vllm.v1.kv_offload.store.folder import rows_path
+from vllm.v1.kv_offload.store.rows_file import RowsFile
 
 _UNIT = 32
 _SETTLE_S = 0.002

@@ -32,8 +32,8 @@ from benchmarks.result import print_result
 from vllm.sampling_params import SamplingParams
 from vllm.utils.byte_sizes import parse_size
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.kv_offload.cells import CELL_BYTES
-from vllm.v1.kv_offload.folder import disk_bytes
+from vllm.v1.kv_offload.store.cells import CELL_BYTES
+from vllm.v1.kv_offload.store.folder import disk_bytes
 
 _SAMPLE_S = 0.01
 # Its column in a device's statistics.

@@ -13,7 +13,7 @@ from vllm.exceptions import ConfigError
 _EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
 _MULTI = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"
 _HANDOVER = "vllm.distributed.kv_transfer.handover."
-_OFFLOADING = "vllm.distributed.kv_transfer.offloading."
+_OFFLOADING = "vllm.v1.kv_offload."
 
 
 class KVConnectorRegistry:

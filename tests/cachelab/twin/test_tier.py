@@ -14,7 +14,6 @@ from vllm.cachelab.trace.events import DiskChange, DiskObject
 from vllm.cachelab.twin.rebuild import check_rebuilt, settings_of
 from vllm.cachelab.twin.tier import ReplayedStore, key_of
 from vllm.cachelab.twin.trace_file import read_trace
-from vllm.distributed.kv_transfer.offloading.settings import read_settings
 from vllm.entrypoints.cli.main import main
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.cache_trace import make_header
@@ -23,8 +22,9 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.kv_offload.folder import CacheFolder
-from vllm.v1.kv_offload.records import ObjectSpec
+from vllm.v1.kv_offload.settings import read_settings
+from vllm.v1.kv_offload.store.folder import CacheFolder
+from vllm.v1.kv_offload.store.records import ObjectSpec
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
 

@@ -29,11 +29,6 @@ from tests.v1.engine.test_handover import Pair
 from tests.v1.executor.rank_engines import run_engine
 from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
-from vllm.distributed.kv_transfer.offloading import connector as connector_module
-from vllm.distributed.kv_transfer.offloading import tier_restores
-from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
-from vllm.distributed.kv_transfer.offloading.settings import OffloadSettings
-from vllm.distributed.kv_transfer.offloading.tier import Tier
 from vllm.exceptions import ConfigError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
@@ -41,11 +36,16 @@ from vllm.v1.engine.core_loop import CoreLoop
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.wire import AddRequest, Shutdown, StepOutputs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.kv_offload.folder import CacheFolder, disk_bytes, read_marker
+from vllm.v1.kv_offload import connector as connector_module
+from vllm.v1.kv_offload.connector import OffloadingConnector
 from vllm.v1.kv_offload.inspect import run_clear
-from vllm.v1.kv_offload.rates import Rates
-from vllm.v1.kv_offload.rows_file import RowsFile
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.lookups.rates import Rates
+from vllm.v1.kv_offload.restores import tier_restores
+from vllm.v1.kv_offload.settings import OffloadSettings
+from vllm.v1.kv_offload.store.folder import CacheFolder, disk_bytes, read_marker
+from vllm.v1.kv_offload.store.object_store import ObjectStore
+from vllm.v1.kv_offload.store.rows_file import RowsFile
+from vllm.v1.kv_offload.tier import Tier
 from vllm.v1.kv_offload.tier_view import WarmStart
 from vllm.v1.messages import EngineCoreRequest
 

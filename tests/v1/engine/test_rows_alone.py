@@ -14,8 +14,8 @@ from tests.v1.engine.test_offloading import check_free, stop, store_of, tier_of,
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
-from vllm.v1.kv_offload.cells import ObjectKind
-from vllm.v1.kv_offload.rows_file import RowsFile
+from vllm.v1.kv_offload.store.cells import ObjectKind
+from vllm.v1.kv_offload.store.rows_file import RowsFile
 
 pytestmark = pytest.mark.slow
 

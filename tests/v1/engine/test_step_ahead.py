@@ -14,7 +14,6 @@ from tests.v1.core.sched.test_kv_transfer_updates import connected
 from tests.v1.engine.fakes import BegunStep, build_fake_core
 from vllm import LLM, SamplingParams
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.offloading.worker import OffloadWorker
 from vllm.exceptions import EngineDeadError, EngineError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -25,6 +24,7 @@ from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_offload.worker import OffloadWorker
 from vllm.v1.messages import EngineCoreRequest, FinishReason
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus

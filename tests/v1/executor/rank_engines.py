@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
-from vllm.distributed.kv_transfer.offloading.latched import LatchedKeeper
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -17,6 +15,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.process_ranks import ProcessRanks
 from vllm.v1.executor.ranked_executor import RankedExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_offload.connector import OffloadingConnector
+from vllm.v1.kv_offload.store.latched_keeper import LatchedKeeper
 
 _OPEN_S = 60.0
 

@@ -7,12 +7,12 @@ import random
 from hashlib import sha256
 from pathlib import Path
 
-from vllm.v1.kv_offload.cells import ObjectKind
-from vllm.v1.kv_offload.file_calls import DiskFiles
-from vllm.v1.kv_offload.folder import CacheFolder, Identity, rows_path
-from vllm.v1.kv_offload.records import ObjectKey, ObjectSpec
-from vllm.v1.kv_offload.rows_file import CorruptObjectError, RowsFile
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.store.cells import ObjectKind
+from vllm.v1.kv_offload.store.file_calls import DiskFiles
+from vllm.v1.kv_offload.store.folder import CacheFolder, Identity, rows_path
+from vllm.v1.kv_offload.store.object_store import ObjectStore
+from vllm.v1.kv_offload.store.records import ObjectKey, ObjectSpec
+from vllm.v1.kv_offload.store.rows_file import CorruptObjectError, RowsFile
 
 LIMIT = 8 << 20
 OBJECT = 140_000

@@ -21,7 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tests.v1.kv_offload.folder_engine import LIMIT, Engine
-from vllm.v1.kv_offload.folder import FolderError, disk_bytes
+from vllm.v1.kv_offload.store.folder import FolderError, disk_bytes
 
 NUM_OBJECTS = 10
 

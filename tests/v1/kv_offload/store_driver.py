@@ -7,10 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from tests.v1.kv_offload.crash_disk import CrashDisk, PowerCutError
-from vllm.v1.kv_offload.cells import ObjectKind
-from vllm.v1.kv_offload.records import ObjectKey, ObjectSpec, Reservation
-from vllm.v1.kv_offload.rows_file import CorruptObjectError, RowsFile
-from vllm.v1.kv_offload.store import IndexUnreadError, ObjectStore, StoreShape
+from vllm.v1.kv_offload.store.cells import ObjectKind
+from vllm.v1.kv_offload.store.object_store import IndexUnreadError, ObjectStore, StoreShape
+from vllm.v1.kv_offload.store.records import ObjectKey, ObjectSpec, Reservation
+from vllm.v1.kv_offload.store.rows_file import CorruptObjectError, RowsFile
 
 INDEX, ROWS = Path("/disk/index"), Path("/disk/rows.0")
 SHAPE = StoreShape(slot_bytes=512, num_pages=3, max_slots=72, seed=7)

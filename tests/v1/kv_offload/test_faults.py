@@ -163,7 +163,7 @@ _CHILD_FULL = """
 import json, sys
 from pathlib import Path
 from tests.v1.kv_offload.folder_engine import Engine
-from vllm.v1.kv_offload.folder import disk_bytes
+from vllm.v1.kv_offload.store.folder import disk_bytes
 root = Path(sys.argv[1])
 engine = Engine(root, limit=1 << 40)
 root.with_name("another's").write_bytes(bytes(1 << 20))

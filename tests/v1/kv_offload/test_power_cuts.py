@@ -3,8 +3,8 @@
 import pytest
 
 from tests.v1.kv_offload.store_driver import INDEX, ROWS, StoreDriver
-from vllm.v1.kv_offload.rows_file import RowsFile
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.store.object_store import ObjectStore
+from vllm.v1.kv_offload.store.rows_file import RowsFile
 
 CUTS = 12
 

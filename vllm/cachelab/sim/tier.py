@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
-from vllm.distributed.kv_transfer.offloading.orders import Moved, OffloadOrders, OffloadReport
-from vllm.v1.kv_offload.file_calls import Buffer
-from vllm.v1.kv_offload.folder import Identity, choose_slot_bytes, shape_store
-from vllm.v1.kv_offload.records import ObjectKey, ObjectSpec, Reservation
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.connector import OffloadingConnector
+from vllm.v1.kv_offload.orders import Moved, OffloadOrders, OffloadReport
+from vllm.v1.kv_offload.store.file_calls import Buffer
+from vllm.v1.kv_offload.store.folder import Identity, choose_slot_bytes, shape_store
+from vllm.v1.kv_offload.store.object_store import ObjectStore
+from vllm.v1.kv_offload.store.records import ObjectKey, ObjectSpec, Reservation
 from vllm.v1.messages import RESTORE_FAILED
 from vllm.v1.outputs import KVConnectorOutput
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.offloading.keeper import Keeper
-    from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
-    from vllm.distributed.kv_transfer.offloading.tier import Tier
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.layout import ObjectLayout
+    from vllm.v1.kv_offload.store.keeper import Keeper
+    from vllm.v1.kv_offload.tier import Tier
 
 _INDEX, _ROWS = 0, 1
 _DEFAULT_BYTES = 16 << 30

@@ -28,21 +28,21 @@ from vllm.cachelab.trace.events import (
 from vllm.cachelab.trace.hash_chain import HashChains
 from vllm.cachelab.trace.small_files import write_small
 from vllm.cachelab.trace.writer import TraceWriter
-from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
-from vllm.distributed.kv_transfer.offloading.latched import (
+from vllm.v1.core.kv_cache_coordinator import as_served
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_offload.connector import OffloadingConnector
+from vllm.v1.kv_offload.orders import OffloadReport
+from vllm.v1.kv_offload.store.latched_keeper import (
     DiskContent,
     DiskState,
     LatchedKeeper,
 )
-from vllm.distributed.kv_transfer.offloading.orders import OffloadReport
-from vllm.v1.core.kv_cache_coordinator import as_served
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_offload.records import StoredObject
-    from vllm.v1.kv_offload.store_log import StoreChange
+    from vllm.v1.kv_offload.store.records import StoredObject
+    from vllm.v1.kv_offload.store.store_log import StoreChange
     from vllm.v1.messages import EngineCoreOutputs, HeldPrefix
     from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus

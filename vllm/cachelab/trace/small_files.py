@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vllm.cachelab.trace.events import HASH_BYTES
-from vllm.distributed.kv_transfer.offloading.warming import WARM_FILE
-from vllm.distributed.kv_transfer.warmth import cut_hashes
+from vllm.distributed.kv_transfer.used_prefixes import cut_hashes
+from vllm.v1.kv_offload.restores.warm_start import WARM_FILE
 
 
 def write_small(name: str, data: bytes) -> str:

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 
 from vllm.cachelab.sim.tier import DiskRates, SimTier
 from vllm.cachelab.trace.events import DiskChange, DiskObject, DiskSeen, TierReport
-from vllm.distributed.kv_transfer.offloading.connector import OffloadingConnector
-from vllm.distributed.kv_transfer.offloading.orders import Moved, OffloadReport
-from vllm.v1.kv_offload.cells import ObjectKind
-from vllm.v1.kv_offload.host_store import HostFile
-from vllm.v1.kv_offload.records import (
+from vllm.v1.kv_offload.connector import OffloadingConnector
+from vllm.v1.kv_offload.orders import Moved, OffloadReport
+from vllm.v1.kv_offload.store.cells import ObjectKind
+from vllm.v1.kv_offload.store.host_store import HostFile
+from vllm.v1.kv_offload.store.object_store import ObjectStore, StoreShape
+from vllm.v1.kv_offload.store.records import (
     Extent,
     ObjectKey,
     ObjectSpec,
     Reservation,
     StoredObject,
 )
-from vllm.v1.kv_offload.store import ObjectStore, StoreShape
-from vllm.v1.kv_offload.store_log import EVICTED, LOST, PUT, REFUSED
+from vllm.v1.kv_offload.store.store_log import EVICTED, LOST, PUT, REFUSED
 from vllm.v1.outputs import KVConnectorOutput
 
 if TYPE_CHECKING:
     from vllm.cachelab.twin.trace_file import CacheTrace
-    from vllm.distributed.kv_transfer.offloading.keeper import Keeper
-    from vllm.distributed.kv_transfer.offloading.layout import ObjectLayout
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.layout import ObjectLayout
+    from vllm.v1.kv_offload.store.keeper import Keeper
 
 # As many as the store remembers.
 _MAX_GHOSTS = 1 << 16

@@ -1,16 +1,21 @@
-"""A store of KV cache rows on disk that outlives its process, and cannot lie. No torch, no engine.
+"""The tiers of the prefix cache behind the pool: host memory and a disk that outlives the process.
 
-file_calls      the few file calls that all of it goes through
-cells           one object's entry in the index: 128 bytes that check themselves
-free_slots      which slots of the rows' file are free
-records         what an object is: its key, its place; a batch on its way to the disk
-cell_table      the index in memory: lookups, and which cell a new entry takes
-index_pass      the index taken over from its file, what is looked up first
-rows_file       objects' bytes in slots, sealed by a digest
-store           index and slots together: reserve, commit, evict
-host_store      the same in host memory, which no process outlives
-folder          the root folder: who owns it, its hash root, one sub-folder for each identity
-weights_digest  a digest of all bytes of a checkpoint, remembered between starts
-rates           whether restoring is quicker than computing
-tier_view       what people see of tiers
+An object is the rows of some tokens, or the state in which a prefix is resumed. Its life:
+
+    kept       store/      an index and slots that cannot lie; in a folder, or in host memory
+    written    writes/     what requests leave that is worth its bytes, on its way to the store
+    found      lookups/    which objects bring a prompt further, and whether that pays
+    restored   restores/   found objects on their way back into the pool, for requests or for none
+    given up   store/      what was used least goes first, when the room is needed
+
+connector   OffloadingConnector: what the scheduler and the workers know of all this
+tier        the scheduler's side: the parts above as one
+worker      the workers' side: rows from the pool to the store and back; pool_rows finds them
+orders      what the two sides tell each other, step by step
+layout      which rows make an object, and how many bytes
+settings    what an operator may say
+identity    what the rows in a folder depend on
+reports     counts, KV events, news for routers
+tier_view   what people see of the tiers
+inspect     ``vllm cache``: a folder seen from outside
 """

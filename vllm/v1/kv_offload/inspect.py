@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from vllm.v1.kv_offload.file_calls import DiskFiles
-from vllm.v1.kv_offload.folder import (
+from vllm.v1.kv_offload.store.file_calls import DiskFiles
+from vllm.v1.kv_offload.store.folder import (
     CacheFolder,
     FolderError,
     FolderMeta,
@@ -23,8 +23,8 @@ from vllm.v1.kv_offload.folder import (
     read_meta,
     rows_path,
 )
-from vllm.v1.kv_offload.rows_file import CorruptObjectError, RowsFile
-from vllm.v1.kv_offload.store import ObjectStore
+from vllm.v1.kv_offload.store.object_store import ObjectStore
+from vllm.v1.kv_offload.store.rows_file import CorruptObjectError, RowsFile
 
 # Nothing is written, so nothing has to fit.
 _ANY_BYTES = 1 << 62

@@ -1,6 +1,15 @@
 """What the tiers behind the pool hold and did, for people: parts of a snapshot of the cache."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.store.keeper import Keeper
+    from vllm.v1.kv_offload.store.object_store import ObjectStore
+    from vllm.v1.metrics.stats import OffloadStats
 
 
 class TierView(msgspec.Struct, frozen=True):
@@ -70,3 +79,54 @@ class TiersView(msgspec.Struct, frozen=True):
     queued_bytes: int
     num_unwritten: int
     warm_start: WarmStart
+
+
+def view_tier(
+    name: str,
+    state: str,
+    max_bytes: int,
+    store: ObjectStore | None,
+    num_workers: int,
+    totals: OffloadStats,
+) -> TierView:
+    """Return one tier, now.
+
+    Args:
+        name: "host" or "disk".
+        state: As ``TierView`` has it.
+        max_bytes: Its limit.
+        store: What it holds; None: it cannot be known (yet).
+        num_workers: Workers, each with slots of its own.
+        totals: Of both tiers since the start.
+    """
+    used, live = (0, 0) if store is None else (store.used_bytes, store.live_bytes)
+    return TierView(
+        state,
+        max_bytes,
+        used * num_workers,
+        live * num_workers,
+        {} if store is None else store.num_objects(),
+        totals.queries.get(name, 0),
+        totals.hits.get(name, 0),
+        totals.read_bytes.get(name, 0),
+        totals.write_bytes.get(name, 0),
+    )
+
+
+def find_disk_state(keeper: Keeper, *, is_unreadable: bool, read_only: bool) -> str:
+    """Return the state of the disk, as ``TierView`` has it.
+
+    Args:
+        keeper: The disk's thread.
+        is_unreadable: Whether reads failed too often of late.
+        read_only: Whether it was asked for that.
+    """
+    if keeper.is_opening:
+        return "reading_weights" if keeper.is_digesting else "opening"
+    if keeper.store is None:
+        return "off"
+    if is_unreadable:
+        return "reads_paused"
+    if keeper.store.is_writable:
+        return "ready"
+    return "read_only" if read_only else "writes_stopped"

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.handover.connector import TcpConnector
 from vllm.distributed.kv_transfer.handover.hot_loads import HotLoads, request_for
 from vllm.distributed.kv_transfer.handover.orders import HandoverReport
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
-from vllm.distributed.kv_transfer.warmth import WarmList
+from vllm.distributed.kv_transfer.used_prefixes import WarmList
 from vllm.exceptions import UserInputError
 from vllm.v1.messages import HotPrefix
 
