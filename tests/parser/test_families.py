@@ -12,7 +12,7 @@ from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.grammar_formats import json_of
 from vllm.parser.interface import new_call_id
 from vllm.parser.pieces import ToolCallStart
-from vllm.parser.registry import ParserChoice, choose_parsers
+from vllm.parser.registry import REASONING_PARSERS, ParserChoice, choose_parsers
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.backend import Backend
@@ -227,11 +227,19 @@ def test_call_or_answer(backend, tokenizer, dialect, text):
     assert read(choice, head + '{"n": 3}').content == '{"n": 3}'
 
 
-@pytest.mark.parametrize("dialect", ["hermes", "qwen3_coder", "glm", "kimi_k2"])
-def test_a_closed_thought_stays_closed(backend, tokenizer, dialect):
-    thought = "<think>hm</think>\n\n" + FORCED[dialect]
-    free = answer_tag(dialect, AnswerGrammar(TOOLS))
-    closed = answer_tag(dialect, AnswerGrammar(TOOLS, may_reason=False))
+@pytest.mark.parametrize("tags", [t for t in REASONING_PARSERS.values() if t is not None])
+@pytest.mark.parametrize("dialect", [name for name in FORCED if FORCED[name] and name != "openai"])
+def test_a_thought_may_come_where_the_model_has_thoughts(backend, tokenizer, dialect, tags):
+    thought = f"{tags.start}hm{tags.end}\n\n{FORCED[dialect]}"
+    free = answer_tag(dialect, AnswerGrammar(TOOLS, thought=tags))
     assert takes(backend, tokenizer, free, thought)
-    assert not takes(backend, tokenizer, closed, thought)
-    assert takes(backend, tokenizer, closed, FORCED[dialect])
+    assert takes(backend, tokenizer, free, FORCED[dialect])
+    none = answer_tag(dialect, AnswerGrammar(TOOLS))
+    assert not takes(backend, tokenizer, none, thought)
+    # Not even its beginning: a model that takes it goes on to the limit.
+    matcher = backend.compile(StructuredOutputsParams(structural_tag=none))
+    opening = tokenizer.encode(tags.start, add_special_tokens=False)
+    assert matcher.try_consume_tokens(opening) < len(opening)
+    assert takes(backend, tokenizer, none, FORCED[dialect])
+    either = answer_tag(dialect, AnswerGrammar(TOOLS, FORM, thought=tags))
+    assert takes(backend, tokenizer, either, f'{tags.start}hm{tags.end}\n{{"n": 3}}')

@@ -14,7 +14,7 @@ from tests.tokenizers.family_tokenizers import byte_level
 from vllm.exceptions import UserInputError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
-from vllm.parser.registry import ParserChoice
+from vllm.parser.registry import REASONING_PARSERS, ParserChoice
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.tokenizers.chat_tools import ToolSpec, parse_tools
@@ -56,7 +56,7 @@ def backend(tokenizer: Tokenizer) -> Backend:
 
 
 def matcher(backend: Backend, dialect: str, tools: Any, one_call: bool) -> LLMatcher:
-    tag = answer_tag(dialect, AnswerGrammar(tools, one_call=one_call, in_reasoning=True))
+    tag = answer_tag(dialect, AnswerGrammar(tools, one_call=one_call))
     return backend.compile(StructuredOutputsParams(structural_tag=tag))
 
 
@@ -191,9 +191,9 @@ def test_marks_that_are_tokens(dialect, text, taken):
     tokenizer.backend.add_tokens(["<tool_call>", "</tool_call>", "</think>"])
     ends = [tokenizer.token_to_id(end) for end in ("<|call|>", "<|im_end|>")]
     backend = Backend(tokenizer, tokenizer.vocab_size, frozenset(ends))
-    made = backend.compile(
-        StructuredOutputsParams(structural_tag=answer_tag(dialect, AnswerGrammar(TOOLS[:1])))
-    )
+    tags = REASONING_PARSERS.get(dialect)
+    tag = answer_tag(dialect, AnswerGrammar(TOOLS[:1], thought=tags))
+    made = backend.compile(StructuredOutputsParams(structural_tag=tag))
     *token_ids, end = tokenizer.encode(text, False)
     assert end in ends
     assert takes(made, token_ids) is taken

@@ -27,6 +27,7 @@ from vllm.parser.grammar_formats import (
     takes_any_text,
     text,
 )
+from vllm.parser.tagged import ReasoningTags
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.deepseek_v4_tools import BLOCK_CLOSE, BLOCK_GAP, BLOCK_OPEN, DSML
 
@@ -39,15 +40,14 @@ class AnswerGrammar:
         tools: Those that may be called; none: the answer has its form.
         form: Of an answer that does not call; None: it must call.
         one_call: Whether one call is all.
-        in_reasoning: Whether the grammar begins behind reasoning that the prompt has opened.
-        may_reason: Whether an answer whose prompt says nothing of reasoning may begin with it.
+        thought: How a thought is tagged that the answer may begin with; None: none may come,
+            for the model does not think, or has thought when the grammar begins.
     """
 
     tools: Sequence[ToolSpec]
     form: Format | None = None
     one_call: bool = False
-    in_reasoning: bool = False
-    may_reason: bool = True
+    thought: ReasoningTags | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +56,49 @@ class _Spelling:
 
     Attributes:
         calls: The format of one call or several.
-        before: What may stand before a call, and before an answer.
+        begins_anew: Whether a line break or two may stand before a call, as behind a thought.
         answer_head: What an answer that is no call begins with.
     """
 
     calls: Callable[[Sequence[ToolSpec], bool], Format]
-    before: Callable[[AnswerGrammar], Sequence[Format]] = lambda grammar: ()
+    begins_anew: bool = False
     answer_head: str = ""
 
 
 def answer_tag(dialect: str, grammar: AnswerGrammar) -> str:
     """Return the structural tag of an answer that calls, or has its form."""
+    said, before = _said(dialect, grammar), _before(dialect, grammar)
+    whole = said if before is None else sequence(any_of(text(""), before), said)
+    return json.dumps({"format": whole})
+
+
+def _said(dialect: str, grammar: AnswerGrammar) -> Format:
+    """The calls or the answer."""
     spelling = _SPELLINGS[dialect]
     if dialect == _LLAMA and grammar.form is not None and grammar.form["type"] == "json_schema":
-        return json.dumps({"format": _llama_or_json(grammar.tools, grammar.form)})
+        return _llama_or_json(grammar.tools, grammar.form)
     options: list[Format] = []
     if grammar.tools:
         options.append(spelling.calls(grammar.tools, grammar.one_call))
     if grammar.form is not None:
         head = [text(spelling.answer_head)] if spelling.answer_head else []
         options.append(sequence(*head, grammar.form))
-    said = options[0] if len(options) == 1 else any_of(*options)
-    before = spelling.before(grammar)
-    whole = sequence(any_of(text(""), *before), said) if before else said
-    return json.dumps({"format": whole})
+    return options[0] if len(options) == 1 else any_of(*options)
+
+
+def _before(dialect: str, grammar: AnswerGrammar) -> Format | None:
+    """What may stand in front; None: nothing."""
+    if dialect == _HARMONY:
+        return _ANALYSIS
+    if grammar.thought is not None:
+        return _thought(grammar.thought)
+    return text("\n\n") if _SPELLINGS[dialect].begins_anew else None
+
+
+def _thought(tags: ReasoningTags) -> Format:
+    """A model whose prompt leaves the thought to it may open and close it first."""
+    gap = any_of(text(""), text("\n"), text("\n\n"))
+    return sequence(text(tags.start), ANY_TEXT, text(tags.end), gap)
 
 
 def _deepseek(tools: Sequence[ToolSpec], one_call: bool) -> Format:
@@ -128,13 +147,6 @@ def _hermes(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     return calls_of(tags, "\n", one_call)
 
 
-def _think_tags(grammar: AnswerGrammar) -> Sequence[Format]:
-    """A model whose prompt leaves the reasoning to it may open and close it first."""
-    if grammar.in_reasoning or not grammar.may_reason:
-        return [text("\n\n")]
-    return [sequence(text("<think>"), ANY_TEXT, text("</think>\n\n"))]
-
-
 def _llama(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     tags = [
         tag(f'{{"name": {json.dumps(tool.name)}, "parameters": ', arguments_of(tool), "}")
@@ -161,7 +173,7 @@ def _llama_or_json(tools: Sequence[ToolSpec], form: Format) -> Format:
     return json_of(any_schema_of([form["json_schema"], *calls]))
 
 
-def _harmony(tools: Sequence[ToolSpec], one_call: bool) -> Format:
+def _harmony_calls(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     # The token that ends a call ends the answer: there is one call at most.
     tags = [
         tag(
@@ -172,18 +184,6 @@ def _harmony(tools: Sequence[ToolSpec], one_call: bool) -> Format:
         for tool in tools
     ]
     return any_of(*tags)
-
-
-def _analysis(grammar: AnswerGrammar) -> Sequence[Format]:
-    opening, closing = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
-    return [sequence(text(opening), ANY_TEXT, text(closing))]
-
-
-def _thought_channel(grammar: AnswerGrammar) -> Sequence[Format]:
-    """A model that thinks opens its channel itself, and closes it before it calls."""
-    if grammar.in_reasoning or not grammar.may_reason:
-        return []
-    return [sequence(text("<|channel>thought\n"), ANY_TEXT, text("<channel|>"))]
 
 
 def _mistral(tools: Sequence[ToolSpec], one_call: bool) -> Format:
@@ -233,24 +233,25 @@ def _listed(
     return calls
 
 
-_LLAMA = "llama3_json"
-_HERMES = _Spelling(_hermes, _think_tags)
+_LLAMA, _HARMONY = "llama3_json", "openai"
+_ANALYSIS = sequence(
+    text("<|channel|>analysis<|message|>"), ANY_TEXT, text("<|end|><|start|>assistant")
+)
+_HERMES = _Spelling(_hermes, begins_anew=True)
 _SPELLINGS: Mapping[str, _Spelling] = {
     "deepseek_v4": _Spelling(_deepseek),
-    "gemma4": _Spelling(
-        _listed(gemma_call("<|tool_call>", "<tool_call|>", '<|"|>'), ""), _thought_channel
-    ),
+    "gemma4": _Spelling(_listed(gemma_call("<|tool_call>", "<tool_call|>", '<|"|>'), "")),
     "functiongemma": _Spelling(
         _listed(gemma_call("<start_function_call>", "<end_function_call>", "<escape>"), "")
     ),
-    "glm": _Spelling(_listed(glm_call, "\n"), _think_tags),
+    "glm": _Spelling(_listed(glm_call, "\n"), begins_anew=True),
     "hermes": _HERMES,
-    "kimi_k2": _Spelling(_kimi, _think_tags),
+    "kimi_k2": _Spelling(_kimi, begins_anew=True),
     _LLAMA: _Spelling(_llama),
     "mistral": _Spelling(_mistral),
     "mistral_v11": _Spelling(_mistral_named),
-    "openai": _Spelling(_harmony, _analysis, "<|channel|>final<|message|>"),
+    _HARMONY: _Spelling(_harmony_calls, answer_head="<|channel|>final<|message|>"),
     "pythonic": _Spelling(_listed(pythonic_call, ", ", "[", "]")),
     "qwen3": _HERMES,
-    "qwen3_coder": _Spelling(_listed(qwen3_coder_call, "\n"), _think_tags),
+    "qwen3_coder": _Spelling(_listed(qwen3_coder_call, "\n"), begins_anew=True),
 }

@@ -123,16 +123,15 @@ class ParserChoice:
         return bool({self.tools, self.reasoning} & _MARKS_ARE_SPECIAL)
 
     @property
-    def reasoning_end(self) -> str | None:
-        """What ends the reasoning of an answer that begins inside it; None: nothing is known to."""
-        tags = REASONING_PARSERS.get(self.reasoning)
-        return None if tags is None else tags.end
+    def reasoning_tags(self) -> ReasoningTags | None:
+        """How the model tags its thoughts; None: it has none, or no tags."""
+        return REASONING_PARSERS.get(self.reasoning)
 
     def make_parser(self, options: ParseOptions) -> ResponseParser:
         """Return a machine for one answer."""
         if self.is_harmony:
             return HarmonyParser(self.reasoning != NONE, options)
-        tags = REASONING_PARSERS.get(self.reasoning)
+        tags = self.reasoning_tags
         dialect = TOOL_PARSERS.get(self.tools)
         if self.tools in _MISTRAL and options.new_call_id is new_call_id:
             options = replace(options, new_call_id=_new_mistral_id)

@@ -91,10 +91,13 @@ class DeepseekV4ChatEncoder:
         )
         text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
         continues_reasoning = options.continue_final_message and not parsed[-1].content
+        in_reasoning = thinking and (options.add_generation_prompt or continues_reasoning)
         return ChatPrompt(
             text,
             token_ids,
-            in_reasoning=thinking and (options.add_generation_prompt or continues_reasoning),
+            in_reasoning=in_reasoning,
+            # The format says in every prompt whether the model thinks.
+            has_reasoned=not in_reasoning,
             part_ends=find_part_ends(token_ids, self._openers),
         )
 

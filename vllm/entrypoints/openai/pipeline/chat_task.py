@@ -142,10 +142,10 @@ def _adapt_params(
     """Mutates: params."""
     if context.parsers.reads_special_tokens:
         params.skip_special_tokens = False
-    end = context.parsers.reasoning_end
-    if prompt.in_reasoning and end is not None:
-        token_id = context.tokenizer.token_to_id(end)
-        ids = [token_id] if token_id is not None else context.tokenizer.encode(end, False)
+    tags = context.parsers.reasoning_tags
+    if prompt.in_reasoning and tags is not None:
+        token_id = context.tokenizer.token_to_id(tags.end)
+        ids = [token_id] if token_id is not None else context.tokenizer.encode(tags.end, False)
         params.reasoning = ReasoningSpan(end_token_ids=ids)
     params.structured_outputs = _answer_grammar(context, task, prompt, params.structured_outputs)
     return params
@@ -169,12 +169,13 @@ def _answer_grammar(
     if not choice.is_forced and form is None:
         return asked  # a structural tag says itself where calls stand
     tools = task.tools if may_call else ()
+    # An open thought ends before the grammar begins.
+    has_thought = prompt.in_reasoning or prompt.has_reasoned
     grammar = AnswerGrammar(
         tools=[tool for tool in tools if choice.name is None or tool.name == choice.name],
         form=None if form is None else {**form, "of": ANSWER_PART},
         one_call=choice.name is not None or not task.parallel_tool_calls,
-        in_reasoning=prompt.in_reasoning,
-        may_reason=not prompt.has_reasoned,
+        thought=None if has_thought else context.parsers.reasoning_tags,
     )
     tag = answer_tag(context.parsers.tools, grammar)
     if asked is None or form is None:
