@@ -27,7 +27,7 @@ from benchmarks.result import print_result
 from benchmarks.v4_cache import UNITS, flash_config
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.values.cache_settings import StaleRow
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 _VOCAB = 129_280

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 
 from vllm.cachelab.sim.requests import Hasher
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.prefix.drafter_rows import StaleRow
 from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.policy import RetentionPolicy
+from vllm.v1.core.values.cache_settings import CacheSettings, StaleRow
+from vllm.v1.core.values.cache_step import Lookup
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 

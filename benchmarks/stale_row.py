@@ -24,7 +24,7 @@ from benchmarks.result import print_result
 from benchmarks.tiny_checkpoint import VOCAB_SIZE, make_tensors, tiny_config, write_checkpoint
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.values.cache_settings import StaleRow
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest

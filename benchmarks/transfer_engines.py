@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.handover.messages import Hello
 from vllm.distributed.kv_transfer.handover.regions import Region, list_regions
 from vllm.distributed.kv_transfer.handover.serving import find_block
 from vllm.v1.core.geometry import GroupGeometry
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 
 # A dense group with a row per four tokens, a window of 40 tokens, a state that some ends need.
 GROUPS = (

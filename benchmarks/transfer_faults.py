@@ -44,7 +44,7 @@ from vllm.distributed.kv_transfer.handover.pulling import (
 )
 from vllm.distributed.kv_transfer.handover.regions import list_regions
 from vllm.distributed.kv_transfer.handover.serving import Frame, Serving, find_block
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 
 FRAME_FAULTS = ("drop", "double", "swap", "head", "payload", "delay", "cut")
 EVENTS = ("close", "half-close", "kill", "restart", "mismatch", "expire", "withdraw", "cancel")

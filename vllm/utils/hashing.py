@@ -8,11 +8,13 @@ make collisions with it.
 import hashlib
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NewType
 
 from vllm.exceptions import ConfigError
 
 HashFn = Callable[[Any], bytes]
+# Of a block of tokens and all before it: equal hashes mean equal prefixes.
+BlockHash = NewType("BlockHash", bytes)
 
 _dumps = pickle.dumps
 _PROTOCOL = pickle.HIGHEST_PROTOCOL

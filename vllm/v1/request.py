@@ -9,7 +9,7 @@ from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
-from vllm.v1.core.free_block_queue import BlockHash
+from vllm.utils.hashing import BlockHash
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.sequence import TokenSequence
 from vllm.v1.structured_output.reasoning import ReasoningTracker

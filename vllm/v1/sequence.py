@@ -18,7 +18,7 @@ from vllm.v1.utils import ConstantList
 if TYPE_CHECKING:
     import torch
 
-    from vllm.v1.core.free_block_queue import BlockHash
+    from vllm.utils.hashing import BlockHash
 
 
 class TokenSequence:

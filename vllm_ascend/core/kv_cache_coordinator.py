@@ -20,8 +20,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from vllm.exceptions import ConfigError
-from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
+from vllm.v1.core.values.cache_settings import CacheSettings
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm_ascend.core.specs import unpack_groups
 

@@ -13,12 +13,12 @@ from tests.v1.core.unit_cache_driver import make_request
 from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator, get_kv_cache_coordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
 from vllm.v1.core.prefix.drafter_rows import can_rebuild
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.core.values.cache_settings import CacheSettings
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     KVCacheConfig,

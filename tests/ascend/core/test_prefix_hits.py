@@ -8,7 +8,6 @@ import pytest
 
 from tests.ascend.v4_models import A5_PAGES, DEVICE_PAGES, FLASH, PRO, v4_config
 from tests.v1.core.unit_cache_driver import make_request
-from vllm.v1.core.cache_settings import CacheSettings
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import (
@@ -20,6 +19,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
     register_all_kvcache_specs,
 )
+from vllm.v1.core.values.cache_settings import CacheSettings
 from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowMLASpec, SlidingWindowSpec
 from vllm.v1.request import Request
 from vllm_ascend.core.geometry import Generation

@@ -14,9 +14,9 @@ from vllm.v1.core.invariants import check_cache
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.hit import Checkpoint
 
 # ---- hits at whole blocks ----------------------------------------------------------------------
 

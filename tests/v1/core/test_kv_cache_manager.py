@@ -17,9 +17,9 @@ from tests.v1.core.specs import full, mamba, swa
 from tests.v1.core.v4_geometry import v4_config
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_manager
-from vllm.v1.core.cache_step import StepWork
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator, UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.values.cache_step import StepWork
 
 COMMON = [i for i in range(3) for _ in range(16)]
 

@@ -1,7 +1,7 @@
 import pytest
 
-from vllm.v1.core.free_block_queue import KVCacheBlock
 from vllm.v1.core.kv_cache_metrics import BlockMetricsState, KVCacheMetricsCollector
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 
 
 @pytest.fixture

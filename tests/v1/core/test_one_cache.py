@@ -20,7 +20,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.prefix.block_index import BlockIndex
+from vllm.v1.core.pool.block_index import BlockIndex
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.whole_block.coordinator import KVCacheCoordinator
 from vllm.v1.core.whole_block.manager_base import SingleTypeKVCacheManager
@@ -30,7 +30,7 @@ SERVING = {
     "kv_cache_manager": {"look_up", "allocate_slots", "_fit", "record_admission"},
     "kv_cache_coordinator": {"plan", "commit", "commit_step", "take_step_work", "free"},
     "single_type_kv_cache_manager": {"blocks_below", "blocks_for", "drop_below", "insert"},
-    "tiered_pool": {"get_new_blocks", "free_blocks", "touch", "get_num_free_blocks"},
+    "block_pool": {"get_new_blocks", "free_blocks", "touch", "get_num_free_blocks"},
     "kv_cache_utils": {"hash_new_blocks", "generate_block_hash_extra_keys"},
 }
 # Two rules of hits, one mechanism: what they disagree on implements one of these.

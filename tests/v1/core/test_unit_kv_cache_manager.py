@@ -13,12 +13,12 @@ from tests.v1.core.v4_geometry import v4_config
 from tests.v1.core.window_geometry import MISTRAL_LIKE, window_config
 from vllm.distributed.kv_events import BlockStored
 from vllm.exceptions import ConfigError, InvariantError
-from vllm.v1.core.cache_step import StepRequest
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import salt_digest
 from vllm.v1.core.retention.auto.eviction import Rule
 from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.sizes import max_request_blocks
+from vllm.v1.core.values.cache_step import StepRequest
 from vllm.v1.request import Request
 
 

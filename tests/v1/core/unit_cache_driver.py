@@ -14,8 +14,6 @@ from typing import Any
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -30,7 +28,8 @@ from vllm.v1.core.retention.auto.policy import AutoPolicy
 from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.registry import make_policy
-from vllm.v1.core.row_tables import RowBounds, WindowTable
+from vllm.v1.core.values.cache_settings import CacheSettings
+from vllm.v1.core.values.cache_step import Lookup, RowBounds, WindowTable
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request

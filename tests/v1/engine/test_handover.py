@@ -25,7 +25,7 @@ from vllm.distributed.kv_transfer.handover.sockets import listen
 from vllm.distributed.kv_transfer.handover.worker import HandoverWorker
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine.core import EngineCore

@@ -19,8 +19,8 @@ from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_che
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
-from vllm.v1.core.row_tables import WindowTable
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.values.cache_step import WindowTable
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 

@@ -18,7 +18,7 @@ from tests.v1.kv_offload.tier_rig import (
     rows_key,
 )
 from vllm.distributed.kv_transfer.used_prefixes import load_prefixes
-from vllm.v1.core.prefix.exports import PlacedCheckpoint
+from vllm.v1.core.pool.exports import PlacedCheckpoint
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.kv_offload.lookups.rates import Rates
 from vllm.v1.kv_offload.orders import Moved, OffloadReport

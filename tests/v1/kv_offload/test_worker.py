@@ -11,7 +11,7 @@ import torch
 
 from vllm.distributed.kv_transfer.handover.host_memory import HostMemory
 from vllm.v1.core.geometry import GroupGeometry
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 from vllm.v1.kv_offload.layout import LayerRows, ObjectLayout
 from vllm.v1.kv_offload.orders import (
     ObjectOrder,

@@ -11,7 +11,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-from vllm.v1.core.prefix.exports import PlacedCheckpoint, PrefixBlocks
+from vllm.v1.core.pool.exports import PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.layout import LayerRows, ObjectLayout

@@ -8,7 +8,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.step_model import make_torch_step_model
 from vllm.v1.attention.step_tables import StepMetadata
-from vllm.v1.core.row_tables import RowBounds, WindowTable
+from vllm.v1.core.values.cache_step import RowBounds, WindowTable
 from vllm.v1.spec_decode.mtp import BlockCache, MTPProposer
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInputBuilder

@@ -13,8 +13,8 @@ import torch
 from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.metadata import RequestSlice
-from vllm.v1.core.row_tables import WindowTable
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.values.cache_step import WindowTable
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,

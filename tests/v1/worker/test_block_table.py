@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from vllm.v1.core.row_tables import WindowTable
+from vllm.v1.core.values.cache_step import WindowTable
 from vllm.v1.worker.block_table import GroupBlockTable, RequestBlockTables
 
 

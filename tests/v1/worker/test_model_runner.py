@@ -16,8 +16,8 @@ from tests.v1.worker.fakes import (
 )
 from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.row_tables import RowBounds, WindowTable
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.values.cache_step import RowBounds, WindowTable
 
 
 def run_until_done(

@@ -4,8 +4,8 @@ import pytest
 
 from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.row_tables import WindowTable
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.values.cache_step import WindowTable
 from vllm.v1.worker.request_states import RequestStates
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.row_tables import RowBounds
+from vllm.v1.core.values.cache_step import RowBounds
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInputBuilder
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.hit import Checkpoint
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import TieredPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.prefix.prefix_cache import PrefixCache
-    from vllm.v1.core.tiered_pool import TieredPool
     from vllm.v1.request import Request
 
 HELD = "held"

@@ -11,8 +11,8 @@ import msgspec
 
 from vllm.cachelab.view.sources import HELD, tier_name
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.values.hit import Checkpoint
 
 if TYPE_CHECKING:
     from vllm.cachelab.view.log import CacheLog

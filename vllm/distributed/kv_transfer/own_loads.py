@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vllm.v1.core.cache_step import Lookup
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.prefix.exports import PrefixBlocks
+    from vllm.v1.core.pool.exports import PrefixBlocks
+    from vllm.v1.core.values.cache_step import Lookup
     from vllm.v1.request import Request
 
 

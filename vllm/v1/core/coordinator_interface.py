@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from vllm.v1.core.cache_step import Lookup, StepPlan, StepRequest, StepWork
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
+from vllm.utils.hashing import BlockHash
+from vllm.v1.core.block_pool import TieredPool
+from vllm.v1.core.pool.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.standing import CheckpointStanding
-from vllm.v1.core.tiered_pool import TieredPool
+from vllm.v1.core.values.cache_step import Lookup, StepPlan, StepRequest, StepWork
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.v1.messages import HeldPrefix, PrefillStats

@@ -19,12 +19,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import InvariantError
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import TieredPool
     from vllm.v1.core.coordinator_interface import Coordinator
-    from vllm.v1.core.tiered_pool import TieredPool
 
 
 def _broken(number: str, detail: str) -> InvariantError:

@@ -16,8 +16,25 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from vllm.exceptions import ConfigError
-from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import (
+from vllm.utils.hashing import BlockHash
+from vllm.v1.core.coordinator_interface import Coordinator
+from vllm.v1.core.pool.exports import Exports, PlacedCheckpoint, PrefixBlocks
+from vllm.v1.core.prefix.drafter_rows import drop_stale
+from vllm.v1.core.prefix.held import HeldPrefixes
+from vllm.v1.core.prefix.located import list_checkpoints, locate_rows
+from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
+from vllm.v1.core.prefix.prefix_cache import PrefixCache
+from vllm.v1.core.prefix.publication import Publisher
+from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
+from vllm.v1.core.prefix.records import explain_misses
+from vllm.v1.core.prefix.request_cache import Pending, RequestCache
+from vllm.v1.core.prefix.step_planner import StepPlanner
+from vllm.v1.core.prefix.waiting import DonorWaits
+from vllm.v1.core.retention.sizes import max_request_blocks
+from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
+from vllm.v1.core.values.cache_settings import CacheSettings, StaleRow
+from vllm.v1.core.values.cache_step import (
     NO_WORK,
     BlockCopy,
     FirstStep,
@@ -26,25 +43,9 @@ from vllm.v1.core.cache_step import (
     StepRequest,
     StepWork,
 )
-from vllm.v1.core.coordinator_interface import Coordinator
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.drafter_rows import StaleRow, drop_stale
-from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
-from vllm.v1.core.prefix.held import HeldPrefixes
-from vllm.v1.core.prefix.located import list_checkpoints, locate_rows
-from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
-from vllm.v1.core.prefix.prefix_cache import PrefixCache
-from vllm.v1.core.prefix.publication import Publisher
-from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
-from vllm.v1.core.prefix.records import explain_misses
-from vllm.v1.core.prefix.waiting import DonorWaits
-from vllm.v1.core.request_cache import Pending, RequestCache
-from vllm.v1.core.retention.sizes import max_request_blocks
-from vllm.v1.core.retention.standing import CheckpointStanding
-from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
-from vllm.v1.core.step_planner import StepPlanner
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import Checkpoint
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.whole_block.coordinator import (
     HybridKVCacheCoordinator,
     KVCacheCoordinator,

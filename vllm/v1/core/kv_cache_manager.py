@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import AnyKVCacheEvent, BlockStored
 from vllm.logger import init_logger
-from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import Lookup, StepRequest, StepWork
 from vllm.v1.core.invariants import check_cache
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_coordinator import make_coordinator
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 from vllm.v1.core.shared_pool import SharedPool
+from vllm.v1.core.values.cache_settings import CacheSettings
+from vllm.v1.core.values.cache_step import Lookup, StepRequest, StepWork
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     get_kv_cache_spec_kind,

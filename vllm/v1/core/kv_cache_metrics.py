@@ -6,12 +6,9 @@ import random
 import time
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from vllm.v1.metrics.stats import KVCacheEvictionEvent
-
-if TYPE_CHECKING:
-    from vllm.v1.core.free_block_queue import KVCacheBlock
 
 _ACCESSES_KEPT = 4
 _NS_PER_S = 1e9
@@ -19,6 +16,12 @@ _NS_PER_S = 1e9
 
 def _seconds(nanoseconds: int) -> float:
     return nanoseconds / _NS_PER_S
+
+
+class NumberedBlock(Protocol):
+    """All that is asked of a block."""
+
+    block_id: int
 
 
 class BlockMetricsState:
@@ -78,18 +81,18 @@ class KVCacheMetricsCollector:
         """Draw whether the next block is followed."""
         return random.random() < self.sample_rate
 
-    def on_block_allocated(self, block: KVCacheBlock) -> None:
+    def on_block_allocated(self, block: NumberedBlock) -> None:
         """Start to follow a block, if drawn."""
         if self.should_sample_block():
             self.block_metrics[block.block_id] = BlockMetricsState()
 
-    def on_block_accessed(self, block: KVCacheBlock) -> None:
+    def on_block_accessed(self, block: NumberedBlock) -> None:
         """Note a hit on a block."""
         state = self.block_metrics.get(block.block_id)
         if state is not None:
             state.record_access()
 
-    def on_block_evicted(self, block: KVCacheBlock) -> None:
+    def on_block_evicted(self, block: NumberedBlock) -> None:
         """End following a block and make its event."""
         state = self.block_metrics.pop(block.block_id, None)
         if state is None:

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from vllm import envs
 from vllm.native.prefix_hash import find_hash_chain
-from vllm.v1.core.free_block_queue import (
-    BlockHash,
-    BlockHashWithGroupId,
-    FreeKVCacheBlockQueue,
-    KVCacheBlock,
-)
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.layout.config_builder import (
     _project_kv_cache_groups_to_worker,
     generate_scheduler_kv_cache_config,
@@ -37,6 +32,11 @@ from vllm.v1.core.layout.grouping import (
 from vllm.v1.core.layout.sizing import (
     estimate_max_model_len,
     get_max_concurrency_for_kv_cache_config,
+)
+from vllm.v1.core.values.free_block_queue import (
+    BlockHashWithGroupId,
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
 )
 from vllm.v1.utils import tensor_data
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from vllm.v1.core.cache_shares import COMMON, CacheShares, Owned, choose_giver, num_kept
-from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
-from vllm.v1.core.prefix.block_index import BlockIndex
-from vllm.v1.core.prefix.regular_tier import RegularTier
+from vllm.v1.core.block_pool import TieredPool
+from vllm.v1.core.pool.block_index import BlockIndex
+from vllm.v1.core.pool.regular_tier import RegularTier
+from vllm.v1.core.pool.tier_queue import TierQueue
+from vllm.v1.core.retention.cache_shares import COMMON, CacheShares, Owned, choose_giver, num_kept
 from vllm.v1.core.retention.tiers import Tier
-from vllm.v1.core.tiered_pool import TieredPool, TierQueue
+from vllm.v1.core.values.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from vllm.v1.core.geometry import GroupGeometry
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 from vllm.v1.core.whole_block.interface_only import (
     ChunkedLocalAttentionManager,
     CrossAttentionManager,

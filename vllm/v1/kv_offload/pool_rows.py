@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vllm.distributed.kv_transfer.handover.host_memory import HostMemory, LayerPages
 from vllm.distributed.kv_transfer.handover.regions import Region
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 from vllm.v1.kv_offload.layout import ObjectLayout
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm.v1.attention.metadata import BlockTableView
-from vllm.v1.core.row_tables import WindowTable
+from vllm.v1.core.values.cache_step import WindowTable
 
 _INITIAL_CAPACITY = 16
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from vllm.exceptions import InvariantError
 from vllm.v1.attention.metadata import RequestSlice
-from vllm.v1.core.row_tables import RowBounds
+from vllm.v1.core.values.cache_step import RowBounds
 from vllm.v1.worker.request_state import RequestState
 
 _NO_DRAFTS: tuple[int, ...] = ()

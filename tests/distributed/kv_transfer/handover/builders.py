@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.handover.params import RemotePrefix
 from vllm.distributed.kv_transfer.handover.pulling import Load, PullTimeouts, Returning
 from vllm.distributed.kv_transfer.handover.regions import list_regions
 from vllm.distributed.kv_transfer.handover.serving import Serving, find_block
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 
 ME = Hello(dict(MANIFEST), "puller", "run-d")
 PULL_TIMEOUTS = PullTimeouts()

@@ -3,7 +3,7 @@
 import threading
 
 from vllm.distributed.kv_transfer.handover.leases import LeaseTable
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 
 BLOCKS = PrefixBlocks(32, 0, (0,), ((1,),))
 

@@ -10,7 +10,7 @@ from tests.v1.core.sched.builders import make_request
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix, digest_prompt, parse_params
 from vllm.distributed.kv_transfer.handover.requests import Giving, Taking
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 from vllm.v1.request import Request, RequestStatus
 
 UNIT = 16

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.handover.serving import find_block
 from vllm.distributed.kv_transfer.handover.sockets import connect, listen
 from vllm.distributed.kv_transfer.handover.tcp import TcpHolder, TcpPuller, exchange_hello
 from vllm.exceptions import ConfigError
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 
 _WAIT_S = 30.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.v1.core.prefix.test_exports import UNIT, compute, make_manager
+from tests.v1.core.pool.test_exports import UNIT, compute, make_manager
 from tests.v1.core.unit_cache_driver import coordinator_of, make_request
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager

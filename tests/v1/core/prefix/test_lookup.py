@@ -8,7 +8,8 @@ from tests.v1.core.prefix.unit_caches import cache_of, h, hashes, make_cache, pu
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.prefix.lookup import PrefixHit, find_junction, find_prefix, plan_partials
+from vllm.v1.core.prefix.lookup import find_junction, find_prefix, plan_partials
+from vllm.v1.core.values.hit import PrefixHit
 
 
 def brute_force(

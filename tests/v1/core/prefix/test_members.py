@@ -3,9 +3,9 @@
 import random
 
 from tests.v1.core.prefix.unit_caches import h
-from vllm.v1.core.free_block_queue import KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.members import Members
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import Checkpoint
 
 BLOCKS = [KVCacheBlock(block_id) for block_id in range(1, 9)]
 

@@ -1,13 +1,13 @@
 """Unit keys of dense blocks, which prefixes continue which, and what a lost block takes along."""
 
 from tests.v1.core.prefix.unit_caches import h, make_cache
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.block_pool import TieredPool
+from vllm.v1.core.pool.events import KVEventWriter
+from vllm.v1.core.pool.regular_tier import RegularTier
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.retention.queues import Standing
 from vllm.v1.core.retention.tiers import Tier
-from vllm.v1.core.tiered_pool import TieredPool
+from vllm.v1.core.values.hit import Checkpoint
 
 
 def test_a_touched_block_leaves_its_tier_and_keeps_its_keys() -> None:

@@ -9,10 +9,10 @@ import pytest
 from tests.v1.core.unit_cache_driver import Driver, coordinator_of, make_manager
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.pinning import PinSettings, resolve_pins
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.hit import Checkpoint
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 

@@ -4,9 +4,9 @@ import random
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.policy import COARSE
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.hit import Checkpoint
 
 
 def tokens_of(seed: int, n: int) -> list[int]:

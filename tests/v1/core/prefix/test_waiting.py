@@ -7,11 +7,11 @@ import pytest
 from benchmarks.policies import VariantPolicy
 from tests.v1.core.unit_cache_driver import coordinator_of, make_manager, make_request
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.retention.donors import max_wait_steps
 from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.values.cache_step import Lookup
 from vllm.v1.request import Request
 
 UNIT = 32

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.policies import VariantPolicy
+from vllm.v1.core.block_pool import TieredPool
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+from vllm.v1.core.pool.events import KVEventWriter
+from vllm.v1.core.pool.regular_tier import RegularTier
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.events import KVEventWriter
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.retention.auto.policy import AutoPolicy
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.tiers import Tier
-from vllm.v1.core.tiered_pool import TieredPool
+from vllm.v1.core.values.hit import Checkpoint
 
 
 class UnitCache(NamedTuple):

@@ -7,10 +7,10 @@ import pytest
 from tests.v1.core.sched.builders import make_request
 from vllm.config import ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.step_builder import SchedulerLimits, StepBuilder
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 
 
 def blocks(*block_ids: int) -> KVCacheBlocks:

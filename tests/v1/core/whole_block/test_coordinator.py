@@ -16,7 +16,7 @@ from tests.v1.core.cache_helpers import (
 )
 from tests.v1.core.specs import full, mamba, swa
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.prefix.pins import Pins
+from vllm.v1.core.pool.pins import Pins
 
 
 @pytest.fixture

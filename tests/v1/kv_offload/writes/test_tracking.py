@@ -10,7 +10,7 @@ from tests.v1.kv_offload.tier_rig import (
     FakeCoordinator,
     make_request,
 )
-from vllm.v1.core.prefix.exports import PlacedCheckpoint
+from vllm.v1.core.pool.exports import PlacedCheckpoint
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.kv_offload.layout import ObjectLayout
 from vllm.v1.kv_offload.store.cells import ObjectKind

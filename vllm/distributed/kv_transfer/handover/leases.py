@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 
 # Of leases that ended or were released early: enough to tell "gone" from "not heard of yet".
 _NUM_REMEMBERED = 4096

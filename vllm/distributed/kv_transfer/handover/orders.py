@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 
 
 @dataclass(frozen=True, slots=True)

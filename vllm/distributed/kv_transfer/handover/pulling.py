@@ -38,7 +38,7 @@ from vllm.distributed.kv_transfer.handover.messages import (
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
 from vllm.distributed.kv_transfer.handover.regions import Region
 from vllm.distributed.kv_transfer.handover.serving import Frame, RowMemory, find_block
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 
 _FIRST_RETRY_S = 0.02
 _LONGEST_RETRY_S = 1.0

@@ -26,7 +26,7 @@ from vllm.distributed.kv_transfer.handover.params import (
 )
 from vllm.exceptions import UserInputError
 from vllm.logger import init_logger
-from vllm.v1.core.prefix.exports import PrefixBlocks
+from vllm.v1.core.pool.exports import PrefixBlocks
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:

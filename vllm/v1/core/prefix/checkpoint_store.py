@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 
+from vllm.utils.hashing import BlockHash
+from vllm.v1.core.block_pool import TieredPool
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.retention.policy import ASKED_FOR, RetentionPolicy
 from vllm.v1.core.retention.standing import CheckpointEvent as Event
 from vllm.v1.core.retention.standing import CheckpointStanding as Standing
 from vllm.v1.core.retention.standing import next_standing
-from vllm.v1.core.tiered_pool import TieredPool
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import Checkpoint
 
 
 class CheckpointStore:

@@ -10,22 +10,9 @@ that left the checkpoint did. What the model answers never depends on it, only w
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
-from vllm.v1.core.prefix.lookup import PrefixHit
-
-
-class StaleRow(StrEnum):
-    """What becomes of a stale row.
-
-    REBUILD makes it anew in a private copy of its block, from the boundary's residual streams,
-    which the worker keeps. KEEP leaves it. DROP resumes at a lower boundary whose row fits.
-    """
-
-    REBUILD = "rebuild"
-    KEEP = "keep"
-    DROP = "drop"
+from vllm.v1.core.values.hit import PrefixHit
 
 
 def has_stale_row(geometry: CacheGeometry, hit: PrefixHit, token_ids: Sequence[int]) -> bool:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.utils.hashing import BlockHash
 
 
 @dataclass(slots=True)

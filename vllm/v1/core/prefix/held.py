@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
-from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.prefix.request_cache import RequestCache
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import Checkpoint
 from vllm.v1.messages import HeldPrefix
 
 # Prefixes listed at once; beyond that the oldest is let go.

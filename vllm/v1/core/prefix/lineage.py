@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.utils.hashing import BlockHash
 
 
 class Lineage:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.exports import PlacedCheckpoint, PrefixBlocks
+from vllm.v1.core.pool.exports import PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.values.hit import Checkpoint
 
 
 def list_checkpoints(

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from vllm.v1.core.free_block_queue import KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import Checkpoint
 
 
 class Members:

@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
+from vllm.v1.core.block_pool import TieredPool
 from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.pool.events import KVEventWriter
+from vllm.v1.core.pool.pins import Pins
+from vllm.v1.core.pool.regular_tier import RegularTier
 from vllm.v1.core.prefix.checkpoint_store import CheckpointStore
-from vllm.v1.core.prefix.events import KVEventWriter
-from vllm.v1.core.prefix.pins import Pins
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.prefix.regular_tier import RegularTier
 from vllm.v1.core.retention.pinning import PinSettings, log_pins, pinned_share, resolve_pins
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.core.retention.registry import make_policy
@@ -22,10 +23,9 @@ from vllm.v1.core.retention.sizes import (
     max_request_blocks,
 )
 from vllm.v1.core.shared_pool import SharedPool
-from vllm.v1.core.tiered_pool import TieredPool
 
 if TYPE_CHECKING:
-    from vllm.v1.core.cache_settings import CacheSettings
+    from vllm.v1.core.values.cache_settings import CacheSettings
     from vllm.v1.metrics.stats import CachePolicyStats
     from vllm.v1.request import Request
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.utils.hashing import BlockHash
+from vllm.v1.core.pool.events import KVEventWriter
 from vllm.v1.core.prefix.ghosts import GhostList
 from vllm.v1.core.prefix.lineage import Lineage
 from vllm.v1.core.prefix.members import Members
 from vllm.v1.core.retention.queues import Standing
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import Checkpoint
 
 _SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
 

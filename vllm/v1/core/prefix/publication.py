@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, event_extra_keys
-from vllm.v1.core.prefix.checkpoints import Checkpoint
+from vllm.utils.hashing import BlockHash
+from vllm.v1.core.kv_cache_utils import event_extra_keys
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
-from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.prefix.request_cache import RequestCache
 from vllm.v1.core.retention.boundaries import step_boundaries, trailing_boundaries
 from vllm.v1.core.retention.pinning import num_dropped_blocks
 from vllm.v1.core.retention.policy import ASKED_FOR, Spare
 from vllm.v1.core.retention.standing import CheckpointStanding
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import Checkpoint
 
 
 class Publisher:

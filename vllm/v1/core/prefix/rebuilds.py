@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.prefix.lookup import PrefixHit, find_dense_blocks
+from vllm.v1.core.prefix.lookup import find_dense_blocks
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
-from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.prefix.request_cache import RequestCache
 from vllm.v1.core.retention.rebuild import Rebuild, find_rebuild
-from vllm.v1.core.row_tables import RowBounds
+from vllm.v1.core.values.cache_step import RowBounds
+from vllm.v1.core.values.hit import PrefixHit
 
 
 def prefer_rebuild(

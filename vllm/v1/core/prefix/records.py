@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.geometry import CacheGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.prefix.lookup import PrefixHit
 from vllm.v1.core.prefix.prefix_index import PrefixIndex
+from vllm.v1.core.values.hit import PrefixHit
 from vllm.v1.messages import (
     ABOVE_LAST_BOUNDARY,
     DRAFTER,

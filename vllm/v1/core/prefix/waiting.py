@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.cache_step import Lookup
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
-from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.prefix.request_cache import RequestCache
 from vllm.v1.core.retention.donors import MIN_GAIN_TOKENS, Donor, find_donor, max_wait_steps
+from vllm.v1.core.values.cache_step import Lookup
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

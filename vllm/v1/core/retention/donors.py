@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.utils.hashing import BlockHash
 
 # Waiting costs a step, so it must save more than a step of a short prompt would take.
 MIN_GAIN_TOKENS = 128

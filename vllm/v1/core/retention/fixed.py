@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import lcm
 
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.retention.boundaries import (
     multiples,
     needed_window_blocks,

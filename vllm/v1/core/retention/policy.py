@@ -7,8 +7,8 @@ apply what it says. ``docs/how-to/policy.md`` tells how to add one.
 from collections.abc import Container, Sequence
 from typing import NamedTuple, Protocol
 
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.geometry import GroupGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.retention.queues import ChooseVictim
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.retention.tiers import Tier

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import NamedTuple
 
-from vllm.v1.core.cache_step import Lookup
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.sched.admission_stats import AdmissionStats
 from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
 from vllm.v1.core.sched.requests import Holdings
 from vllm.v1.core.sched.step_builder import SchedulerLimits, StepBuilder, choose_chunk
+from vllm.v1.core.values.cache_step import Lookup
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.request import Request, RequestStatus
 
 

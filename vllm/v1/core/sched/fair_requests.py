@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.sched.fair_shares import FairShares, Rank
 from vllm.v1.core.sched.request_queue import (
     RequestQueue,
@@ -20,6 +19,7 @@ from vllm.v1.core.sched.request_queue import (
 )
 from vllm.v1.core.sched.requests import Requests
 from vllm.v1.core.sched.running_pass import RunningPass
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.request import Request
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.row_tables import RowBounds, WindowTable
+from vllm.v1.core.values.cache_step import RowBounds, WindowTable
 
 if TYPE_CHECKING:
     import torch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.sched.requests import Holdings
 from vllm.v1.core.sched.step_builder import SchedulerLimits, StepBuilder, choose_chunk
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.request import Request
 
 

@@ -28,6 +28,7 @@ from vllm.v1.core.sched.kv_transfer_updates import KVTransferUpdates, finish_loa
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.requests import Holdings
 from vllm.v1.core.sched.running_pass import RunningPass
+from vllm.v1.core.sched.scheduler_names import SchedulerNames
 from vllm.v1.core.sched.step_builder import SchedulerLimits, StepBuilder
 from vllm.v1.core.sched.update_pass import UpdatePass, make_output
 from vllm.v1.core.sched.wiring import (
@@ -36,7 +37,6 @@ from vllm.v1.core.sched.wiring import (
     make_manager,
     make_requests,
 )
-from vllm.v1.core.whole_block.scheduler_names import SchedulerNames
 from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, HeldPrefix
 from vllm.v1.metrics.stats import SchedulerStats, SpecDecodingStats
 from vllm.v1.request import Request, RequestStatus

@@ -11,10 +11,10 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.encoder_inputs import EncoderDecision, EncoderPlanner
     from vllm.v1.core.sched.requests import Holdings
+    from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
     from vllm.v1.request import Request
 
 

@@ -9,8 +9,6 @@ from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.multimodal.registry import MULTIMODAL_REGISTRY
-from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_shares import CacheShares
 from vllm.v1.core.encoder_cache_manager import (
     EncoderCacheManager,
     EncoderDecoderCacheManager,
@@ -18,12 +16,13 @@ from vllm.v1.core.encoder_cache_manager import (
 )
 from vllm.v1.core.kv_cache_manager import KVCacheManager, SharedKVCacheManager
 from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
-from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.retention.cache_shares import CacheShares
 from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
 from vllm.v1.core.sched.fair_requests import FairRequests
 from vllm.v1.core.sched.fair_shares import FairShares
 from vllm.v1.core.sched.requests import Requests
 from vllm.v1.core.sched.step_builder import SchedulerLimits
+from vllm.v1.core.values.cache_settings import CacheSettings, StaleRow
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

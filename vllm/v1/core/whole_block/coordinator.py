@@ -10,22 +10,21 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.cache_settings import CacheSettings
-from vllm.v1.core.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
+from vllm.utils.hashing import BlockHash
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.coordinator_interface import Coordinator
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.exports import Exports, PlacedCheckpoint, PrefixBlocks
+from vllm.v1.core.pool.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.pinning import PinSettings, log_pins, resolve_pins
 from vllm.v1.core.retention.standing import CheckpointStanding
-from vllm.v1.core.single_type_kv_cache_manager import (
-    SlidingWindowManager,
-    get_manager_for_kv_cache_spec,
-)
-from vllm.v1.core.whole_block.block_pool import BlockPool
+from vllm.v1.core.values.cache_settings import CacheSettings
+from vllm.v1.core.values.cache_step import NO_WORK, Lookup, StepPlan, StepRequest, StepWork
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.whole_block.lookup import HybridLookup
+from vllm.v1.core.whole_block.managers import SlidingWindowManager
 from vllm.v1.core.whole_block.masks import num_window_tail_blocks, resolve_retention_interval
 from vllm.v1.core.whole_block.records import whole_block_prefill_stats
+from vllm.v1.core.whole_block.registration import get_manager_for_kv_cache_spec
 
 if TYPE_CHECKING:
     from vllm.v1.messages import HeldPrefix, PrefillStats

@@ -10,7 +10,7 @@ from math import gcd
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+from vllm.v1.core.values.free_block_queue import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.core.whole_block.manager_base import HitQuery, SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheSpec, MambaSpec
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm.v1.core.kv_cache_utils import (
-    BlockHash,
-    BlockHashList,
-    KVCacheBlock,
-)
-from vllm.v1.core.whole_block.block_pool import BlockPool
+from vllm.utils.hashing import BlockHash
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHashList
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 from vllm.v1.core.whole_block.manager_base import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheSpec
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock
-from vllm.v1.core.whole_block.block_pool import BlockPool
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHashList
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 from vllm.v1.core.whole_block.masks import sliding_window_block_mask
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from math import gcd
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm.exceptions import ConfigError
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 from vllm.v1.core.whole_block.manager_base import HitQuery, SingleTypeKVCacheManager
 from vllm.v1.core.whole_block.masks import num_window_tail_blocks, pinned_tail
 from vllm.v1.kv_cache_interface import KVCacheSpec, SinkFullAttentionSpec, SlidingWindowSpec

@@ -31,7 +31,7 @@ from vllm.v1.messages import CORRUPT, EVICTED_FROM_DISK, RESTORE_DECLINED
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.prefix.exports import PrefixBlocks
+    from vllm.v1.core.pool.exports import PrefixBlocks
     from vllm.v1.request import Request
 
 _MAX_RESTORES = 4

@@ -25,7 +25,7 @@ from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.prefix.exports import PrefixBlocks
+    from vllm.v1.core.pool.exports import PrefixBlocks
 
 logger = init_logger(__name__)
 

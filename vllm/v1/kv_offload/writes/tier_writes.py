@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.writes.write_gate import WriteGate
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.prefix.exports import PrefixBlocks
+    from vllm.v1.core.pool.exports import PrefixBlocks
 
 # Copied out of the pool and not on the disk yet.
 _MAX_QUEUED_BYTES = 64 << 20

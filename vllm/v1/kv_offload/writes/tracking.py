@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.prefix.exports import PlacedCheckpoint
+from vllm.v1.core.pool.exports import PlacedCheckpoint
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.kv_offload.layout import ObjectLayout
 from vllm.v1.kv_offload.store.cells import ObjectKind

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from vllm.logger import init_logger
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.geometry import COARSE_TOKENS, CacheGeometry, GroupGeometry
-from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.retention.auto.conversations import SupersedingLearner
 from vllm.v1.core.retention.auto.duel import Duel
 from vllm.v1.core.retention.auto.eviction import Rule, choose_victim

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.utils.hashing import BlockHash
 
 SPAN_TOKENS = 512
 # Spans that a learner follows at most; a larger pool is sampled.

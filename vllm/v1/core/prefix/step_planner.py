@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.cache_step import FirstStep, StepPlan, StepRequest
 from vllm.v1.core.geometry import GroupGeometry
-from vllm.v1.core.prefix.drafter_rows import StaleRow, stale_groups
+from vllm.v1.core.prefix.drafter_rows import stale_groups
 from vllm.v1.core.prefix.held import hold_boundaries
-from vllm.v1.core.prefix.lookup import PrefixHit, dense_part, find_junction, plan_partials
+from vllm.v1.core.prefix.lookup import dense_part, find_junction, plan_partials
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
-from vllm.v1.core.request_cache import RequestCache
+from vllm.v1.core.prefix.request_cache import RequestCache
 from vllm.v1.core.retention.boundaries import step_boundaries, trailing_boundaries
 from vllm.v1.core.retention.policy import PrefillStep, Spare
 from vllm.v1.core.retention.rebuild import Rebuild
+from vllm.v1.core.values.cache_settings import StaleRow
+from vllm.v1.core.values.cache_step import FirstStep, StepPlan, StepRequest
+from vllm.v1.core.values.hit import PrefixHit
 
 if TYPE_CHECKING:
-    from vllm.v1.core.cache_settings import CacheSettings
+    from vllm.v1.core.values.cache_settings import CacheSettings
     from vllm.v1.request import Request
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.pool.events import KVEventWriter
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 
 
 class BlockIndex(Protocol):

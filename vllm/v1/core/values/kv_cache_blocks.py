@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, overload
 
-from vllm.v1.core.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 
 if TYPE_CHECKING:
-    from vllm.v1.core.prefix.lookup import PrefixHit
+    from vllm.v1.core.values.hit import PrefixHit
 
 
 @dataclass

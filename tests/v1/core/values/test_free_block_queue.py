@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.values.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
 
 
 def make_blocks(n, start=0):

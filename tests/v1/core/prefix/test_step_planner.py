@@ -6,8 +6,8 @@ import pytest
 
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
-from vllm.v1.core.cache_step import StepPlan
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.values.cache_step import StepPlan
 
 
 def tokens_of(seed: int, count: int) -> list[int]:

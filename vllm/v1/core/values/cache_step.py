@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
-from vllm.v1.core.prefix.lookup import PartialAdoption, PrefixHit
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.retention.policy import Spare
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import PartialAdoption, PrefixHit
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 
 if TYPE_CHECKING:
-    from vllm.v1.core.row_tables import RowBounds, WindowTable
     from vllm.v1.request import Request
 
 
@@ -129,6 +129,34 @@ class BlockCopy:
     source: KVCacheBlock
     destination: KVCacheBlock
     keys: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTable:
+    """The live blocks of one request in one window group, replacing what the worker held.
+
+    Attributes:
+        group_id: Index of the KV cache group.
+        base: Index (token position // block size) of the first block.
+        block_ids: Ids of blocks base, base + 1, ...; 0 marks rows that are not stored.
+    """
+
+    group_id: int
+    base: int
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """What a step writes and reads that computes tokens again whose rows partly exist.
+
+    Attributes:
+        write_from: By KV cache group, the position from which rows are written.
+        read_from: The first position whose window rows are stored; attention sees none before.
+    """
+
+    write_from: tuple[int, ...]
+    read_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.values.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
 
 
 class TieredBlocks(Protocol):

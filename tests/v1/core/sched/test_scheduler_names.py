@@ -5,7 +5,7 @@ import pytest
 from tests.v1.core.sched.builders import make_request, make_scheduler
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.core.whole_block.scheduler_names import PartOf, SchedulerNames
+from vllm.v1.core.sched.scheduler_names import PartOf, SchedulerNames
 
 NAMES = [name for name, value in vars(SchedulerNames).items() if isinstance(value, PartOf)]
 

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 
 from vllm.config.tenants import Tenant, TenantsConfig
 from vllm.exceptions import ConfigError
-from vllm.v1.core.cache_shares import (
+from vllm.v1.core.retention.cache_shares import (
     COMMON,
     MAX_PARTITIONS,
     CacheShares,

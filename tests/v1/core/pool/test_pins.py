@@ -10,9 +10,9 @@ from vllm.exceptions import InvariantError
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.invariants import check_pool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, make_block_hash_with_group_id
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.pins import Pins
+from vllm.v1.core.pool.pins import Pins
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.hit import Checkpoint
 
 
 def pinning_cache(num_blocks: int = 10, max_pinned: int = 4) -> tuple[UnitCache, Pins]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vllm.v1.core.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 
 
 def test_blocks() -> None:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm.v1.core.cache_step import BlockCopy
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.policy import Spare
 from vllm.v1.core.retention.rebuild import Rebuild
-from vllm.v1.core.row_tables import WindowTable
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
+from vllm.v1.core.values.cache_step import BlockCopy, WindowTable
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
+from vllm.v1.core.values.hit import Checkpoint
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 
 
 class ClaimedBlocks(Protocol):

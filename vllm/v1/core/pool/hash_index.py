@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
+from vllm.utils.hashing import BlockHash
 from vllm.v1.core.kv_cache_utils import (
-    BlockHash,
     BlockHashList,
     BlockHashListWithBlockSize,
-    BlockHashWithGroupId,
-    KVCacheBlock,
     event_extra_keys,
     get_block_hash,
     get_group_id,
     make_block_hash_with_group_id,
 )
-from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.pool.events import KVEventWriter
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.free_block_queue import BlockHashWithGroupId, KVCacheBlock
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

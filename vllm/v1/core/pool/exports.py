@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Protocol
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.retention.standing import CheckpointStanding
-from vllm.v1.core.tiered_pool import TieredPool
+from vllm.v1.core.values.free_block_queue import KVCacheBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,18 @@ class PlacedCheckpoint:
     next_token: int | None
 
 
+class HeldBlocks(Protocol):
+    """The blocks of a pool, as holds see them."""
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Hold cached blocks for one more user."""
+        ...
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Give blocks back, in the order in which they shall be reused."""
+        ...
+
+
 class Exports:
     """The prefixes that are held for other engines to read.
 
@@ -54,7 +66,7 @@ class Exports:
         pool: Where the blocks are.
     """
 
-    def __init__(self, pool: TieredPool) -> None:
+    def __init__(self, pool: HeldBlocks) -> None:
         self._pool = pool
         self._held: dict[str, tuple[KVCacheBlock, ...]] = {}
 

@@ -10,8 +10,9 @@ from tests.v1.core.unit_cache_driver import make_manager as make_unit_manager
 from tests.v1.core.v4_geometry import v4_config
 from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.drafter_rows import StaleRow, can_rebuild
+from vllm.v1.core.prefix.drafter_rows import can_rebuild
+from vllm.v1.core.values.cache_settings import StaleRow
+from vllm.v1.core.values.hit import Checkpoint
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 

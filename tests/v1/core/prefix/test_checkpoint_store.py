@@ -3,9 +3,9 @@
 from typing import Any
 
 from tests.v1.core.prefix.unit_caches import UnitCache, h, make_cache
-from vllm.v1.core.prefix.checkpoints import Checkpoint
 from vllm.v1.core.retention.standing import CheckpointStanding as Standing
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.values.hit import Checkpoint
 
 
 def freed(cache: UnitCache, name: str, **fields: Any) -> Checkpoint:

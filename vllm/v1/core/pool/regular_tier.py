@@ -1,10 +1,22 @@
 """Free blocks that something can hit, in three queues by what is known of it."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from vllm.v1.core.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
-from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.retention.queues import ChooseVictim, Standing
+from vllm.v1.core.values.free_block_queue import FreeKVCacheBlockQueue, KVCacheBlock
+
+
+class RankedIndex(Protocol):
+    """What the tier asks of the index of cached prefixes."""
+
+    def standings(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Standing]:
+        """Return what is known of blocks."""
+        ...
+
+    def note_hit(self, block: KVCacheBlock) -> None:
+        """Take note that somebody came back for a block."""
+        ...
 
 
 class RegularTier:
@@ -23,7 +35,7 @@ class RegularTier:
     def __init__(
         self,
         num_blocks: int,
-        index: PrefixIndex,
+        index: RankedIndex,
         choose_victim: ChooseVictim,
     ) -> None:
         self._choose_victim = choose_victim

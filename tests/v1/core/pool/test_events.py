@@ -5,8 +5,8 @@ from tests.v1.core.unit_cache_driver import make_manager, make_request
 from tests.v1.core.v4_geometry import v4_config
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, salt_digest
-from vllm.v1.core.prefix.checkpoints import Checkpoint
-from vllm.v1.core.prefix.events import KVEventWriter
+from vllm.v1.core.pool.events import KVEventWriter
+from vllm.v1.core.values.hit import Checkpoint
 
 
 def test_nothing_is_written_while_off() -> None:

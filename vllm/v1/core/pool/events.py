@@ -12,7 +12,8 @@ from vllm.distributed.kv_events import (
     BlockRemoved,
     BlockStored,
 )
-from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+from vllm.utils.hashing import BlockHash
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 
 class KVEventWriter:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NewType
 
-BlockHash = NewType("BlockHash", bytes)
+from vllm.utils.hashing import BlockHash
+
 BlockHashWithGroupId = NewType("BlockHashWithGroupId", bytes)
 
 

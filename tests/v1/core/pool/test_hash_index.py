@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import (
     maybe_convert_block_hash,
     salt_digest,
 )
-from vllm.v1.core.whole_block.hash_index import BlockHashToBlockMap
+from vllm.v1.core.pool.hash_index import BlockHashToBlockMap
 
 
 @pytest.fixture(autouse=True)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from vllm import envs
-from vllm.v1.core.cache_shares import CacheShares
-from vllm.v1.core.prefix.drafter_rows import StaleRow
+from vllm.v1.core.retention.cache_shares import CacheShares
 from vllm.v1.core.retention.pinning import PinSettings
 from vllm.v1.core.retention.policy import RetentionPolicy
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_metrics import KVCacheMetricsCollector
+
+
+class StaleRow(StrEnum):
+    """What becomes of a drafter's row that another next token made (``prefix.drafter_rows``).
+
+    REBUILD makes it anew in a private copy of its block, from the boundary's residual streams,
+    which the worker keeps. KEEP leaves it. DROP resumes at a lower boundary whose row fits.
+    """
+
+    REBUILD = "rebuild"
+    KEEP = "keep"
+    DROP = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
