@@ -9,11 +9,7 @@ decides what it works on:
     window with MTP's layer   one row more: P - 128
     C4, C128 state            rows of the entry that is still open
 
-The drafter's row at P - 1 was made with the token that followed then. Where another one follows
-now, it is made again in a private copy of its block, by a query at P - 1, whose window begins one
-row below that of the next token. With that row in the checkpoint it always can be. At the published
-window of 128 tokens and at every block size it lies in a block that is kept anyway, so it costs
-nothing; it takes a block of its own where the window is no multiple of the block size.
+Why MTP's layer has one more, and what it costs: ``vllm_ascend.core.masks``.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,6 +19,7 @@ from vllm.exceptions import ConfigError
 from vllm.v1.core.kv_cache_coordinator import CheckpointCoordinator
 from vllm.v1.core.values.cache_settings import CacheSettings
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+from vllm_ascend.core import masks
 from vllm_ascend.core.specs import unpack_groups
 
 _MAX_LISTED = 4
@@ -76,22 +73,21 @@ class AscendHybridKVCacheCoordinator(CheckpointCoordinator):
         """
         assert config.hit_unit is not None
         _check_groups(config.kv_cache_groups, config.hit_unit)
-        return replace(
-            config,
-            kv_cache_groups=[
-                replace(group, extra_rows=cls.num_extra_rows(group))
-                for group in config.kv_cache_groups
-            ],
-        )
+        groups = [
+            replace(group, extra_rows=cls.num_extra_rows(group)) for group in config.kv_cache_groups
+        ]
+        _check_kept(groups, config.hit_unit)
+        return replace(config, kv_cache_groups=groups)
 
     @classmethod
     def num_extra_rows(cls, group: KVCacheGroupSpec) -> int:
         """Return the rows that a boundary keeps of a group below those that going on there reads.
 
-        One in the window group of the drafter: see above. Siblings of its spec keep what they need.
+        One in the window group of the drafter, by ``masks.num_extra_rows``. Siblings of its spec
+        keep what they need. A subclass may keep more.
         """
         is_window = all(spec.has_checkpoints for spec in group.kv_cache_spec.members())
-        return int(group.is_eagle_group and is_window)
+        return masks.num_extra_rows(is_window=is_window, serves_drafter=group.is_eagle_group)
 
 
 def _flag_drafter(config: KVCacheConfig, names: Collection[str]) -> KVCacheConfig:
@@ -146,6 +142,31 @@ def _check_groups(groups: Sequence[KVCacheGroupSpec], unit: int) -> None:
             f"{len(odd)} state pages of {sizes} bytes share no slot with pages of "
             f"{sorted(page_sizes)} bytes: {_list(odd)}."
         )
+
+
+def _check_kept(groups: Sequence[KVCacheGroupSpec], unit: int) -> None:
+    """Compare what boundaries keep with the masks, up to where both repeat.
+
+    Raises:
+        ConfigError: Names the group, the boundary and a block that would be missing there.
+    """
+    for group_id, group in enumerate(groups):
+        own = group.geometry(group_id, unit)
+        for boundary in (
+            range(unit, 2 * (own.keep + own.align + unit), unit) if own.is_window else ()
+        ):
+            kept = own.rows_below(boundary)
+            wanted = masks.kept_block_mask(own, (boundary,), kept.stop)
+            missing = [
+                index for index, is_kept in enumerate(wanted) if is_kept and index not in kept
+            ]
+            if missing:
+                raise ConfigError(
+                    f"KV cache group {group_id} ({_list(group.layer_names)}) keeps the rows from "
+                    f"{own.first_needed(boundary)} on below a boundary at {boundary}, and going on "
+                    f"there reads rows from {masks.kept_rows(own, boundary).start} on: "
+                    "num_extra_rows() returns too few."
+                )
 
 
 def _list(names: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm_ascend.core.kv_cache_coordinator import AscendHybridKVCacheCoordinator
 from vllm_ascend.core.managers import CompressAttentionManager
+from vllm_ascend.core.masks import kept_block_mask
 from vllm_ascend.core.specs import CompressAttentionSpec, ascend_kv_cache_specs
 from vllm_ascend.platform import NPUPlatform, ReferencePlatform
 
@@ -188,6 +189,36 @@ def test_another_choice_keeps_other_blocks_and_hits_the_same() -> None:
         assert keeper.manager.look_up(again).num_tokens == 672
     assert all(set(list(record.values())[:2]) == {4} for record in kept[PATH])
     assert all(set(list(record.values())[:2]) == {6} for record in kept[OTHER_PATH])
+
+
+@pytest.mark.parametrize("window", [127, 128, 129, 130, 160, 161])
+def test_served_checkpoints_hold_the_blocks_of_the_masks(window: int) -> None:
+    keeper = Keeper(PATH, make_config(window=window))
+    keeper.serve(list(range(700)))
+    coordinator = keeper.manager.coordinator
+    assert isinstance(coordinator, CheckpointCoordinator)
+    records = coordinator.index.checkpoints.values()
+    assert {record.position for record in records} >= {640, 672}
+    for record in records:
+        for group, blocks in zip(coordinator.geometry.windows, record.blocks, strict=True):
+            mask = kept_block_mask(group, [record.position], record.position // group.block_size)
+            assert len(blocks) == sum(mask), (group, record.position)
+
+
+class ForgetsTheDrafter(AscendHybridKVCacheCoordinator):
+    """Keeps too little."""
+
+    @classmethod
+    def num_extra_rows(cls, group: KVCacheGroupSpec) -> int:
+        return 0
+
+
+def test_a_class_that_keeps_too_little_is_refused() -> None:
+    config = make_config(window=129)
+    with pytest.raises(ConfigError, match=r"group 3 .*a boundary at 160, .*rows from 31 on"):
+        ForgetsTheDrafter.arrange(config)
+    # At the published window the block with the row is kept anyway.
+    assert ForgetsTheDrafter.arrange(make_config()).hit_unit == 32
 
 
 def test_what_it_is_told_by_name_wins() -> None:
