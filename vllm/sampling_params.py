@@ -42,8 +42,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
         structural_tag: Free text with grammars between tags, as JSON; docs/structured_output.md
             lists both forms. Special tokens are written as their text.
         disable_any_whitespace: Whether JSON is written without optional whitespace.
-        disable_additional_properties: Whether objects hold nothing that their schema does not name,
-            unless it says so.
+        disable_additional_properties: Whether objects whose schema names properties hold no
+            others, unless it says so itself. None: they do not; False: they may.
         whitespace_pattern: A regular expression of the whitespace between JSON tokens.
 
     Raises:
@@ -57,7 +57,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
     json_object: bool | None = None
     structural_tag: str | None = None
     disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ def backend(tokenizer: Tokenizer) -> Backend:
 
 
 def matcher(backend: Backend, dialect: str, tools: Any, one_call: bool) -> LLMatcher:
-    tag = answer_tag(dialect, AnswerGrammar(tools, one_call=one_call))
+    tag = answer_tag(dialect, AnswerGrammar(tools, one_call=one_call, is_behind_thought=True))
     return backend.compile(StructuredOutputsParams(structural_tag=tag))
 
 

@@ -42,12 +42,14 @@ class AnswerGrammar:
         one_call: Whether one call is all.
         thought: How a thought is tagged that the answer may begin with; None: none may come,
             for the model does not think, or has thought when the grammar begins.
+        is_behind_thought: Whether a thought ends just before the grammar begins.
     """
 
     tools: Sequence[ToolSpec]
     form: Format | None = None
     one_call: bool = False
     thought: ReasoningTags | None = None
+    is_behind_thought: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,12 @@ class _Spelling:
 
     Attributes:
         calls: The format of one call or several.
-        begins_anew: Whether a line break or two may stand before a call, as behind a thought.
+        breaks_behind_thought: Whether an empty line may stand between a thought and a call.
         answer_head: What an answer that is no call begins with.
     """
 
     calls: Callable[[Sequence[ToolSpec], bool], Format]
-    begins_anew: bool = False
+    breaks_behind_thought: bool = False
     answer_head: str = ""
 
 
@@ -92,7 +94,8 @@ def _before(dialect: str, grammar: AnswerGrammar) -> Format | None:
         return _ANALYSIS
     if grammar.thought is not None:
         return _thought(grammar.thought)
-    return text("\n\n") if _SPELLINGS[dialect].begins_anew else None
+    breaks = grammar.is_behind_thought and _SPELLINGS[dialect].breaks_behind_thought
+    return text("\n\n") if breaks else None
 
 
 def _thought(tags: ReasoningTags) -> Format:
@@ -237,21 +240,21 @@ _LLAMA, _HARMONY = "llama3_json", "openai"
 _ANALYSIS = sequence(
     text("<|channel|>analysis<|message|>"), ANY_TEXT, text("<|end|><|start|>assistant")
 )
-_HERMES = _Spelling(_hermes, begins_anew=True)
+_HERMES = _Spelling(_hermes, breaks_behind_thought=True)
 _SPELLINGS: Mapping[str, _Spelling] = {
     "deepseek_v4": _Spelling(_deepseek),
     "gemma4": _Spelling(_listed(gemma_call("<|tool_call>", "<tool_call|>", '<|"|>'), "")),
     "functiongemma": _Spelling(
         _listed(gemma_call("<start_function_call>", "<end_function_call>", "<escape>"), "")
     ),
-    "glm": _Spelling(_listed(glm_call, "\n"), begins_anew=True),
+    "glm": _Spelling(_listed(glm_call, "\n"), breaks_behind_thought=True),
     "hermes": _HERMES,
-    "kimi_k2": _Spelling(_kimi, begins_anew=True),
+    "kimi_k2": _Spelling(_kimi, breaks_behind_thought=True),
     _LLAMA: _Spelling(_llama),
     "mistral": _Spelling(_mistral),
     "mistral_v11": _Spelling(_mistral_named),
     _HARMONY: _Spelling(_harmony_calls, answer_head="<|channel|>final<|message|>"),
     "pythonic": _Spelling(_listed(pythonic_call, ", ", "[", "]")),
     "qwen3": _HERMES,
-    "qwen3_coder": _Spelling(_listed(qwen3_coder_call, "\n"), begins_anew=True),
+    "qwen3_coder": _Spelling(_listed(qwen3_coder_call, "\n"), breaks_behind_thought=True),
 }

@@ -23,7 +23,7 @@ CLOSED = {**POINT, "additionalProperties": False}
     [
         ({"regex": "[a-f]{2}/\\d+"}, ["ab/12"], ["ab", "xy/1", "ab/"]),
         ({"choice": ["yes", 'a "quoted" one', "é\n"]}, ["yes", 'a "quoted" one', "é\n"], ["y", ""]),
-        ({"json": POINT}, ['{"x":1}', '{"x": -2, "y": "up"}', '{"x":1,"z":0}'], ['{"y":"up"}']),
+        ({"json": POINT}, ['{"x":1}', '{"x": -2, "y": "up"}'], ['{"y":"up"}', '{"x":1,"z":0}']),
         ({"json": json.dumps(CLOSED)}, ['{\n  "x": 1\n}'], ['{"x":1,"z":0}', '{"x":1.5}']),
         ({"json_object": True}, ["{}", '{"a": [1, null]}'], ["[]", "1", "{", ""]),
         ({"grammar": 'start: "a" b\nb: "b"+ | "c"'}, ["abb", "ac"], ["a", "abc"]),
@@ -47,16 +47,6 @@ def test_whitespace_is_bounded_and_can_be_forbidden(reader: Reader) -> None:
     assert not reader.accepts(tight, '{"x": 1}')
     own = StructuredOutputsParams(json=POINT, whitespace_pattern="_")
     assert reader.accepts(own, '{"x":_1}')
-
-
-def test_objects_can_be_closed(reader: Reader) -> None:
-    point = {"type": "object", "properties": {"x": {"type": "integer"}}}
-    nested = {"type": "object", "properties": {"p": point}, "required": ["p"]}
-    text = '{"p":{"x":1,"z":2}}'
-    assert reader.accepts(StructuredOutputsParams(json=nested), text)
-    closed = StructuredOutputsParams(json=nested, disable_additional_properties=True)
-    assert not reader.accepts(closed, text)
-    assert reader.accepts(closed, '{"p":{"x":1}}')
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from vllm.exceptions import UserInputError
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output.closed_objects import close_objects
 from vllm.v1.structured_output.limits import read_schema, read_structural_tag
 from vllm.v1.structured_output.structural_tag import TagGrammar
 
@@ -101,16 +102,5 @@ def make_schema(
     made = {**schema, "x-guidance": {**options, **(own or {})}}
     if of_type is not None:
         made["type"] = of_type
-    return _close_objects(made) if params.disable_additional_properties else made
-
-
-def _close_objects(schema: Any) -> Any:
-    """Let objects that name their properties hold no others."""
-    if isinstance(schema, list):
-        return [_close_objects(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: _close_objects(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and schema.get("type", "object") == "object":
-        closed.setdefault("additionalProperties", False)
-    return closed
+    # A model asked for an object would go on with properties of its own making.
+    return made if params.disable_additional_properties is False else close_objects(made)

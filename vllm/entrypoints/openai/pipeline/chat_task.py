@@ -169,13 +169,14 @@ def _answer_grammar(
     if not choice.is_forced and form is None:
         return asked  # a structural tag says itself where calls stand
     tools = task.tools if may_call else ()
-    # An open thought ends before the grammar begins.
+    # One that is open ends before the grammar begins.
     has_thought = prompt.in_reasoning or prompt.has_reasoned
     grammar = AnswerGrammar(
         tools=[tool for tool in tools if choice.name is None or tool.name == choice.name],
         form=None if form is None else {**form, "of": ANSWER_PART},
         one_call=choice.name is not None or not task.parallel_tool_calls,
         thought=None if has_thought else context.parsers.reasoning_tags,
+        is_behind_thought=has_thought,
     )
     tag = answer_tag(context.parsers.tools, grammar)
     if asked is None or form is None:
