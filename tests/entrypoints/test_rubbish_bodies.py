@@ -54,6 +54,7 @@ def app() -> FastAPI:
         engine=FakeEngine(tokenizer),
         config=VllmConfig(),
         parsers=choose_parsers("deepseek_v4", None),
+        client_metrics=app.state.client_metrics,
     )
     state.set_ready()
     return app

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm.exceptions import UserInputError
-from vllm.tokenizers.tool_calls import Member, MessageCall, parse_calls, read_members, split_object
+from vllm.tokenizers.tool_calls import (
+    Member,
+    MessageCall,
+    parse_calls,
+    read_arguments,
+    read_members,
+    split_object,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -64,3 +71,30 @@ def test_a_call_that_was_cut_off_comes_back_as_it_was(cut):
     assert call.arguments == cut
     assert read_members(cut) == [Member("arguments", cut, cut)]
     assert [member.key for member in read_members('{"x": 1}')] == ["x"]
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        *(None, "", "  ", "\n", "null", " null ", '""', '"\\"\\""', "[]", "[ ]", [], {}, '"null"'),
+        *('"[]"', '"{}"', "undefined", '" "'),
+    ],
+)
+def test_no_arguments_are_an_empty_object(nothing):
+    assert read_arguments(nothing) == "{}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *('{"a": null}', '{"a": ', "nul", "[1]", '"a"', "0", "false", '[""]', '{"a": []}', '"'),
+        *('"{\\"a\\": 1}"', "{}", "{ }"),
+    ],
+)
+def test_arguments_that_say_something_stay(said):
+    assert read_arguments(said) == said
+
+
+@pytest.mark.parametrize("wrong", [3, 1.5, True, False, [1], [None]])
+def test_what_are_no_arguments(wrong):
+    assert read_arguments(wrong) is None

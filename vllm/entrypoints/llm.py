@@ -16,7 +16,7 @@ from vllm.inputs import PromptType, TokensPrompt
 from vllm.logger import setup_logging
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
+from vllm.tokenizers import ChatEncoder, ChatOptions, Tokenizer, make_chat_encoder
 from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -36,13 +36,14 @@ class LLM:
     stops with :meth:`shutdown`, at the end of the ``with`` block, when the object is collected or
     when Python ends.
 
-    Owns: the engine.
+    Owns: the engine, and the encoders of chats.
 
     Args:
         model: A folder, a hub id, or "deepseek-v4" for the embedded checkpoint.
         chat_template: A Jinja template, or its file, instead of the model's own chat format.
         allow_special_tokens_in_content: Whether special tokens spelled in a chat message become
             special; else they stay text.
+        keep_billing_line: Whether prompts keep the billing line of Claude Code's system texts.
         **engine_args: As in ``EngineArgs``: ``max_model_len``, ``block_size``, ``dtype``. vLLM's
             others are judged as its flags are: without effect, or refused by name.
 
@@ -57,6 +58,7 @@ class LLM:
         *,
         chat_template: str | None = None,
         allow_special_tokens_in_content: bool = False,
+        keep_billing_line: bool = False,
         **engine_args: Any,
     ) -> None:
         if not logging.getLogger("vllm").handlers:
@@ -65,6 +67,8 @@ class LLM:
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=os.fspath(model), **known))
         self._chat_template = chat_template
         self._allows_special_tokens = allow_special_tokens_in_content
+        self._keeps_billing_line = keep_billing_line
+        self._encoders: dict[str | None, ChatEncoder] = {}
         self._request_ids = itertools.count()
 
     def __enter__(self) -> Self:
@@ -147,13 +151,7 @@ class LLM:
         Raises:
             UserInputError: A message or parameter is wrong; then none is answered.
         """
-        tokenizer = self._require_tokenizer()
-        encoder = make_chat_encoder(
-            self.llm_engine.vllm_config.model_config.hf_config,
-            tokenizer,
-            chat_template or self._chat_template,
-            allows_special_tokens=self._allows_special_tokens,
-        )
+        encoder = self._find_encoder(chat_template or self._chat_template)
         options = ChatOptions(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -166,6 +164,19 @@ class LLM:
             encoded = encoder.encode_chat(chat, options)
             prompts.append(TokensPrompt(prompt_token_ids=encoded.token_ids, prompt=encoded.text))
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def _find_encoder(self, chat_template: str | None) -> ChatEncoder:
+        """Return what encodes chats by a template; making it tries the template out."""
+        encoder = self._encoders.get(chat_template)
+        if encoder is None:
+            encoder = self._encoders[chat_template] = make_chat_encoder(
+                self.llm_engine.vllm_config.model_config.hf_config,
+                self._require_tokenizer(),
+                chat_template,
+                allows_special_tokens=self._allows_special_tokens,
+                keeps_billing_line=self._keeps_billing_line,
+            )
+        return encoder
 
     def _params_for(
         self,

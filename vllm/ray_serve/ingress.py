@@ -57,7 +57,7 @@ class Ingress:
         self._state = ServerState()
         self._args = args
         self._app = build_app(self._state, args, registry, config.scheduler_config.tenants)
-        finish = start_context(config, args, self._state)
+        finish = start_context(config, args, self._state, self._app.state.client_metrics)
         places = open_fleet(fleet, config.parallel_config.data_parallel_size)
         cores = FleetCores(config, engines, places)
         deployment, app = engines.deployment_name, engines.app_name

@@ -48,6 +48,7 @@ def make_chat_encoder(
     chat_template: str | None = None,
     *,
     allows_special_tokens: bool = False,
+    keeps_billing_line: bool = False,
 ) -> ChatEncoder:
     """Choose how a checkpoint's chats become prompts.
 
@@ -61,6 +62,7 @@ def make_chat_encoder(
         chat_template: ``--chat-template``: see ``choose_templates``.
         allows_special_tokens: Whether special tokens spelled in messages become special; else they
             stay text.
+        keeps_billing_line: Whether a system text keeps the line of ``billing_line``.
 
     Raises:
         ConfigError: The template is absent or broken, or the tokenizer lacks needed tokens.
@@ -69,15 +71,21 @@ def make_chat_encoder(
     built_in = _ENCODER_OF_MODEL_TYPE.get(checkpoint_config.get("model_type", ""))
     templates = find_templates(checkpoint_config, tokenizer, chat_template)
     if templates is None and built_in is not None:
-        return built_in(tokenizer, literal_text)
+        return built_in(tokenizer, literal_text, keeps_billing_line=keeps_billing_line)
     if templates is None and is_gemma4(checkpoint_config, tokenizer):
-        return Gemma4ChatEncoder(tokenizer, literal_text)
+        return Gemma4ChatEncoder(tokenizer, literal_text, keeps_billing_line=keeps_billing_line)
     if templates is None:
         return NoChatEncoder()
     # jinja2 costs start-up time that DeepSeek-V4 need not pay.
     from vllm.tokenizers.chat_template import JinjaChatEncoder  # noqa: PLC0415
 
-    return JinjaChatEncoder(tokenizer, templates.default, literal_text, templates.tool_use)
+    return JinjaChatEncoder(
+        tokenizer,
+        templates.default,
+        literal_text,
+        templates.tool_use,
+        keeps_billing_line=keeps_billing_line,
+    )
 
 
 def find_templates(

@@ -59,6 +59,8 @@ class ChatPrompt:
         in_reasoning: Whether the model's first token belongs to its reasoning.
         has_reasoned: Whether the prompt has closed the reasoning, so that none may follow.
         part_ends: Where system prompt and messages end, in tokens, most likely shared first.
+        joined: Which of the request's messages stand in the prompt as one, by their places.
+        left_out_billing_line: Whether the system text began with one; see ``billing_line``.
     """
 
     text: str
@@ -66,6 +68,8 @@ class ChatPrompt:
     in_reasoning: bool
     part_ends: tuple[int, ...] = ()
     has_reasoned: bool = False
+    joined: tuple[tuple[int, ...], ...] = ()
+    left_out_billing_line: bool = False
 
 
 def find_part_ends(token_ids: Sequence[int], openers: Container[int]) -> tuple[int, ...]:

@@ -2,7 +2,9 @@
 
 import datetime
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import jinja2
@@ -12,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm.exceptions import ConfigError, UserInputError
+from vllm.tokenizers.billing_line import leave_out_billing_line
 from vllm.tokenizers.chat_messages import (
     ChatMessage,
     ChatOptions,
@@ -22,11 +25,23 @@ from vllm.tokenizers.chat_messages import (
 )
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.content_parts import find_part_roles
+from vllm.tokenizers.end_marker import EndMarker
+from vllm.tokenizers.fitted_messages import fit_messages
 from vllm.tokenizers.guarded_messages import guard_messages
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.part_openers import find_openers
+from vllm.tokenizers.template_traits import (
+    PROBE_TOOL,
+    PROBE_USER,
+    Chat,
+    TemplateTraits,
+    find_tool_form,
+    find_traits,
+    needs_text_arguments,
+)
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.tool_calls import RAW_ARGUMENTS, split_object
+from vllm.tokenizers.tool_forms import TOOL_FORMS
 
 # What an answer that begins inside its reasoning follows: Gemma 4's does behind results of calls.
 _THOUGHT_OPENINGS = ("<think>", "<|channel>thought")
@@ -52,6 +67,7 @@ class JinjaChatEncoder:
         template: The template's text.
         literal_text: Keeps special tokens in messages text; None: they become special.
         tool_template: The text of that for chats with tools; None: the same.
+        keeps_billing_line: Whether prompts keep the line of ``billing_line``.
 
     Raises:
         ConfigError: The template does not compile.
@@ -63,13 +79,17 @@ class JinjaChatEncoder:
         template: str,
         literal_text: LiteralText | None = None,
         tool_template: str | None = None,
+        *,
+        keeps_billing_line: bool = False,
     ) -> None:
-        self._template = _CompiledTemplate(template)
+        tokens = tokenizer.template_tokens
+        self._template = CompiledTemplate(template, tokens)
         self._tool_template = self._template
         if tool_template is not None:
-            self._tool_template = _CompiledTemplate(tool_template)
+            self._tool_template = CompiledTemplate(tool_template, tokens)
         self._tokenizer = tokenizer
         self._literal_text = literal_text
+        self._keeps_billing_line = keeps_billing_line
         # Tokens that begin a message; None: not known yet.
         self._openers: frozenset[int] | None = None
 
@@ -79,10 +99,12 @@ class JinjaChatEncoder:
         """Return the prompt of ``messages``; see ChatEncoder."""
         parsed = parse_messages(messages)
         check_options(options, parsed)
-        guarded = guard_messages(self._literal_text, parsed, options.tools)
-        text = self._render(guarded.messages, guarded.tools, options)
-        if options.continue_final_message:
-            text = _cut_after_last_content(text, guarded.messages[-1])
+        placed, has_line = leave_out_billing_line(enumerate(parsed), self._keeps_billing_line)
+        template = self._tool_template if options.tools else self._template
+        traits = template.traits(with_tools=bool(options.tools))
+        fitted = fit_messages(placed, traits)
+        guarded = guard_messages(self._literal_text, [p.message for p in fitted], options.tools)
+        text = self._render(template, guarded.messages, guarded.tools, options)
         text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
         return ChatPrompt(
             text,
@@ -90,6 +112,8 @@ class JinjaChatEncoder:
             in_reasoning=text.rstrip().endswith(_THOUGHT_OPENINGS),
             has_reasoned=text.rstrip().endswith("</think>"),
             part_ends=self._find_part_ends(token_ids),
+            joined=tuple(p.places for p in fitted if len(p.places) > 1),
+            left_out_billing_line=has_line,
         )
 
     def _find_part_ends(self, token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -105,7 +129,11 @@ class JinjaChatEncoder:
         return find_part_ends(token_ids, self._openers)
 
     def _render(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], options: ChatOptions
+        self,
+        template: "CompiledTemplate",
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        options: ChatOptions,
     ) -> str:
         clash = sorted(set(options.template_kwargs) & set(_OWN_ARGUMENTS))
         if clash:
@@ -117,51 +145,118 @@ class JinjaChatEncoder:
             arguments.setdefault("reasoning_effort", options.reasoning_effort)
         if options.reasoning_effort == "none":
             arguments.setdefault("enable_thinking", False)
-        template = self._tool_template if tools else self._template
+        if options.continue_final_message:
+            return self._render_open(template, messages, tools, arguments)
         return template.render(
-            messages,
-            add_generation_prompt=options.add_generation_prompt,
-            tools=[{"type": "function", "function": t.function} for t in tools] or None,
-            documents=None,
-            **{**self._tokenizer.template_tokens, **arguments},
+            messages, tools, {**arguments, "add_generation_prompt": options.add_generation_prompt}
+        )
+
+    def _render_open(
+        self,
+        template: "CompiledTemplate",
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        arguments: Mapping[str, Any],
+    ) -> str:
+        """Return the text up to the end of the last message's content."""
+        end = EndMarker()
+        marked = [*messages[:-1], end.put_behind(messages[-1])]
+        return end.cut(
+            template.render(marked, tools, {**arguments, "add_generation_prompt": False}),
+            messages[-1],
         )
 
 
-class _CompiledTemplate:
+class CompiledTemplate:
     """A template, and what it takes.
 
-    Owns: the roles whose contents it takes as parts; None: not known yet.
+    Args:
+        text: The template's.
+        tokens: Special tokens that it knows by name, with their spellings.
+
+    Raises:
+        ConfigError: It is not valid Jinja.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
         self._template = compile_template(text)
-        self._part_roles: frozenset[str] | None = None
+        self._tokens = tokens
+        self._traits = self._find_traits()
 
-    def render(self, messages: Sequence[ChatMessage], **arguments: Any) -> str:
+    def traits(self, *, with_tools: bool) -> TemplateTraits:
+        """Return what it takes, in chats with tools or without."""
+        return self._traits[with_tools]
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        arguments: Mapping[str, Any],
+    ) -> str:
         """Return the text of checked messages.
+
+        Tools go in as they were sent. If the template refuses them so, what the API calls optional
+        is spelled out, step by step.
 
         Raises:
             UserInputError: The template refuses them.
         """
-        roles = self._find_part_roles(arguments) if any(m.parts for m in messages) else ()
-        return self._run([_as_template_message(m, roles) for m in messages], arguments)
+        traits = self._traits[bool(tools)]
+        first = TOOL_FORMS.index(traits.tool_form)
+        rendered = [_as_template_message(message, traits) for message in messages]
+        refusal: UserInputError | None = None
+        for form in TOOL_FORMS[first:] if tools else TOOL_FORMS[:1]:
+            functions = [form(tool.function) for tool in tools]
+            try:
+                return self._run(rendered, functions, arguments)
+            except UserInputError as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
 
-    def _find_part_roles(self, arguments: Mapping[str, Any]) -> frozenset[str]:
-        if self._part_roles is None:
-            # Without the request's own arguments, which may change with the next one.
-            plain = {k: v for k, v in arguments.items() if k.endswith("_token")}
-            plain |= {"add_generation_prompt": False, "tools": None, "documents": None}
-            self._part_roles = find_part_roles(lambda messages: self._run(messages, plain))
-        return self._part_roles
-
-    def _run(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
+    def _run(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+    ) -> str:
         try:
-            return self._template.render(messages=messages, **arguments)
+            return self._template.render(
+                **{
+                    **self._tokens,
+                    "documents": None,
+                    **arguments,
+                    "messages": messages,
+                    "tools": [{"type": "function", "function": f} for f in functions] or None,
+                }
+            )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             # A template is a program fed with the request: what it trips over is the request's.
             raise UserInputError(
                 f"The chat template refuses these messages: {error}.", "messages"
             ) from error
+
+    def _find_traits(self) -> Mapping[bool, TemplateTraits]:
+        """Try the template, without the arguments of requests, which may change with the next."""
+        plain = {"add_generation_prompt": False}
+        parts = find_part_roles(lambda messages: self._run(messages, (), plain))
+
+        def run(traits: TemplateTraits, tools: Sequence[Mapping[str, Any]], chat: Chat) -> str:
+            return self._run([_as_template_message(m, traits) for m in chat], tools, plain)
+
+        def with_arguments(as_text: bool, chat: Chat) -> str:
+            return run(TemplateTraits(parts=parts, text_arguments=as_text), (), chat)
+
+        known = TemplateTraits(parts=parts, text_arguments=needs_text_arguments(with_arguments))
+        form = find_tool_form(lambda function: run(known, [function], [PROBE_USER]))
+        known = replace(known, tool_form=form)
+        tool = form(PROBE_TOOL)
+        without = find_traits(partial(run, known, ()), known)
+        try:
+            run(known, [tool], [PROBE_USER])
+        except UserInputError:
+            return {False: without, True: without}
+        return {False: without, True: find_traits(partial(run, known, [tool]), known)}
 
 
 def compile_template(template: str) -> jinja2.Template:
@@ -196,10 +291,11 @@ class _Arguments(dict[str, Any]):
         self.raw = raw
 
 
-def _as_template_message(message: ChatMessage, part_roles: Collection[str]) -> dict[str, Any]:
+def _as_template_message(message: ChatMessage, traits: TemplateTraits) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.parts is not None and message.role in part_roles:
-        rendered["content"] = [{"type": "text", "text": text} for text in message.parts]
+    if message.role in (traits.parts.takes if message.parts is not None else traits.parts.needs):
+        texts = (message.content,) if message.parts is None else message.parts
+        rendered["content"] = [{"type": "text", "text": text} for text in texts]
     if message.name is not None:
         rendered["name"] = message.name
     if message.reasoning:
@@ -211,27 +307,18 @@ def _as_template_message(message: ChatMessage, part_roles: Collection[str]) -> d
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _Arguments(call.arguments)},
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments
+                    if traits.text_arguments
+                    else _Arguments(call.arguments),
+                },
             }
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
     return rendered
-
-
-def _cut_after_last_content(text: str, message: ChatMessage) -> str:
-    """Drop what the template put after the last message's content (templates may strip it)."""
-    last = message.content if not message.parts else message.parts[-1]
-    for content in (last, last.strip()):
-        start = text.rfind(content)
-        if content and start >= 0:
-            return text[: start + len(content)]
-    raise UserInputError(
-        "continue_final_message: the chat template does not show the last message's content, so it "
-        "cannot be continued.",
-        "continue_final_message",
-    )
 
 
 def _to_json(

@@ -16,7 +16,8 @@ class ToolSpec:
 
     Attributes:
         name: Of the function.
-        function: The ``function`` object of the request as it was sent, which prompts show.
+        function: The ``function`` object of the request as it was sent, which prompts show, without
+            its nulls.
         parameters: The JSON schema of its arguments; empty: it takes what it gets.
     """
 
@@ -100,7 +101,9 @@ def make_tool(where: str, function: Mapping[str, Any]) -> ToolSpec:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise UserInputError(f"{where}.parameters must be a JSON schema object.", "tools")
-    return ToolSpec(str(name), function, parameters or {})
+    # Null is how many clients spell "absent"; a template would print it.
+    shown = {field: value for field, value in function.items() if value is not None}
+    return ToolSpec(str(name), shown, parameters or {})
 
 
 def parse_tool_choice(choice: Any, tools: Sequence[ToolSpec]) -> ToolChoice:

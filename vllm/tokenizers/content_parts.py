@@ -1,12 +1,29 @@
 """Whether a chat template writes the parts of a message itself, or wants one text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.exceptions import UserInputError
 
+
+@dataclass(frozen=True, slots=True)
+class PartRoles:
+    """In which form a template takes contents.
+
+    Attributes:
+        takes: Roles whose contents it takes as lists of parts.
+        needs: Those of them whose contents it takes as nothing else.
+    """
+
+    takes: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+
+
 _PROBE = "partprobe"
-_USER = {"role": "user", "content": "a"}
+_PARTS = [{"type": "text", "text": _PROBE}]
+_TEXT_PARTS = [{"type": "text", "text": "a"}]
+_ROLES = ("system", "user", "assistant", "tool")
 _CALL = {
     "role": "assistant",
     "content": "",
@@ -22,8 +39,8 @@ _CALL = {
 
 def find_part_roles(
     render: Callable[[Sequence[Mapping[str, Any]]], str],
-) -> frozenset[str]:
-    """Return the roles whose contents the template takes as lists of parts.
+) -> PartRoles:
+    """Return the roles whose contents the template takes, or needs, as lists of parts.
 
     It is tried: a template that takes parts shows the text of one and nothing of its shape. One
     that wants texts shows neither, prints the list as it is, or fails.
@@ -31,26 +48,42 @@ def find_part_roles(
     Args:
         render: Renders messages; raises UserInputError where the template fails.
     """
-    chats: dict[str, list[Mapping[str, Any]]] = {
-        "system": [_with_parts("system"), _USER],
-        "user": [_with_parts("user")],
-        "assistant": [_USER, _with_parts("assistant"), _USER],
-        "tool": [_USER, _CALL, {**_with_parts("tool"), "tool_call_id": "call00000", "name": "f"}],
-    }
-    return frozenset(role for role, chat in chats.items() if _takes_parts(render, chat))
+    takes = frozenset(
+        role
+        for role in _ROLES
+        if any(_PROBE in _unquoted(render, _chat(role, _PARTS, also)) for also in ((), _ROLES))
+    )
+    needs = frozenset(r for r in takes if _PROBE not in _render(render, _chat(r, _PROBE, takes)))
+    return PartRoles(takes, needs)
 
 
-def _with_parts(role: str) -> dict[str, Any]:
-    return {"role": role, "content": [{"type": "text", "text": _PROBE}]}
+def _chat(role: str, content: Any, parts_of: Collection[str] = ()) -> Sequence[Mapping[str, Any]]:
+    """A chat that holds what is tried; its other contents are parts of ``parts_of``."""
+    user = {"role": "user", "content": _TEXT_PARTS if "user" in parts_of else "a"}
+    call = {**_CALL, "content": [] if "assistant" in parts_of else ""}
+    tried = {"role": role, "content": content}
+    if role == "system":
+        return [tried, user]
+    if role == "assistant":
+        return [user, tried, user]
+    if role == "tool":
+        return [user, call, {**tried, "tool_call_id": "call00000", "name": "f"}]
+    return [tried]
 
 
-def _takes_parts(
+def _render(
     render: Callable[[Sequence[Mapping[str, Any]]], str], chat: Sequence[Mapping[str, Any]]
-) -> bool:
+) -> str:
     try:
-        shown = render(chat)
+        return render(chat)
     except UserInputError:
-        return False
-    # Printed as it is, the part's text stands in quotation marks.
+        return ""
+
+
+def _unquoted(
+    render: Callable[[Sequence[Mapping[str, Any]]], str], chat: Sequence[Mapping[str, Any]]
+) -> str:
+    """What is shown, unless a list is printed as it is: its texts stand in quotation marks."""
+    shown = _render(render, chat)
     quoted = any(f"{mark}{_PROBE}{mark}" in shown for mark in ("'", '"', "\\'", '\\"'))
-    return _PROBE in shown and not quoted
+    return "" if quoted else shown

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import UserInputError
+from vllm.tokenizers.billing_line import leave_out_billing_line
 from vllm.tokenizers.chat_messages import (
     ChatMessage,
     ChatOptions,
@@ -61,17 +62,25 @@ class DeepseekV4ChatEncoder:
     Args:
         tokenizer: The checkpoint's; its special tokens are found by their spelling.
         literal_text: Keeps special tokens in messages text; None: they become special.
+        keeps_billing_line: Whether prompts keep the line of ``billing_line``.
 
     Raises:
         ConfigError: The tokenizer lacks one of the format's special tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, literal_text: LiteralText | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        literal_text: LiteralText | None = None,
+        *,
+        keeps_billing_line: bool = False,
+    ) -> None:
         for token in (BOS, EOS, USER, ASSISTANT, THINK_START, THINK_END):
             tokenizer.special_token_id(token)
         self._tokenizer = tokenizer
         self._openers = {tokenizer.special_token_id(token) for token in (USER, ASSISTANT)}
         self._literal_text = literal_text
+        self._keeps_billing_line = keeps_billing_line
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -79,6 +88,8 @@ class DeepseekV4ChatEncoder:
         """Return the prompt of ``messages``; see ChatEncoder."""
         parsed = parse_messages(messages)
         check_options(options, parsed)
+        placed, has_line = leave_out_billing_line(enumerate(parsed), self._keeps_billing_line)
+        parsed = [message for _, message in placed]
         thinking = resolve_thinking(options)
         guarded = guard_messages(self._literal_text, parsed, options.tools)
         text = render(
@@ -99,6 +110,7 @@ class DeepseekV4ChatEncoder:
             # The format says in every prompt whether the model thinks.
             has_reasoned=not in_reasoning,
             part_ends=find_part_ends(token_ids, self._openers),
+            left_out_billing_line=has_line,
         )
 
 

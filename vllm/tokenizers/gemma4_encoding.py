@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.exceptions import UserInputError
+from vllm.tokenizers.billing_line import leave_out_billing_line
 from vllm.tokenizers.chat_messages import (
     ChatMessage,
     ChatOptions,
@@ -67,12 +68,20 @@ class Gemma4ChatEncoder:
     Args:
         tokenizer: The checkpoint's; its special tokens are found by their spelling.
         literal_text: Keeps special tokens in messages text; None: they become special.
+        keeps_billing_line: Whether prompts keep the line of ``billing_line``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, literal_text: LiteralText | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        literal_text: LiteralText | None = None,
+        *,
+        keeps_billing_line: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._openers = {tokenizer.special_token_id(_MARKS[0])}
         self._literal_text = literal_text
+        self._keeps_billing_line = keeps_billing_line
         self._bos = tokenizer.template_tokens.get("bos_token", "")
 
     def encode_chat(
@@ -81,6 +90,8 @@ class Gemma4ChatEncoder:
         """Return the prompt of ``messages``; see ChatEncoder."""
         parsed = parse_messages(messages)
         check_options(options, parsed)
+        placed, has_line = leave_out_billing_line(enumerate(parsed), self._keeps_billing_line)
+        parsed = [message for _, message in placed]
         guarded = guard_messages(self._literal_text, parsed, options.tools)
         text = self._bos + render(guarded.messages, guarded.tools, _read_format(options))
         text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
@@ -89,6 +100,7 @@ class Gemma4ChatEncoder:
             token_ids,
             in_reasoning=_is_in_reasoning(text, parsed, options),
             part_ends=find_part_ends(token_ids, self._openers),
+            left_out_billing_line=has_line,
         )
 
 

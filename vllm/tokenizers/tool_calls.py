@@ -26,6 +26,10 @@ class MessageCall:
     arguments: str
 
 
+# Of a call without any.
+NO_ARGUMENTS = "{}"
+# A text that says "no arguments" is short, and quoted a few times at most.
+_MAX_NOTHING_CHARS, _MAX_QUOTINGS = 64, 4
 # The one field that holds arguments which are no JSON object, in formats of a field each.
 RAW_ARGUMENTS = "arguments"
 
@@ -67,16 +71,52 @@ def _parse_call(where: str, call: Any) -> MessageCall:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
         raise UserInputError(f"{where}.function must be an object with a name.", "messages")
-    arguments = function.get("arguments")
-    if isinstance(arguments, Mapping):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    text = "{}" if arguments is None or arguments == "" else arguments
-    if not isinstance(text, str):
+    text = read_arguments(function.get("arguments"))
+    if text is None:
+        kind = type(function["arguments"]).__name__
         raise UserInputError(
-            f"{where}.function.arguments must be a text, or an object, not {type(text).__name__}.",
-            "messages",
+            f"{where}.function.arguments must be a text, or an object, not {kind}.", "messages"
         )
     return MessageCall(call_id, name, text)
+
+
+def read_arguments(value: Any) -> str | None:
+    """Return a call's arguments as text, whatever its client writes for none; None: they are wrong.
+
+    Null, an empty text, an empty list (PHP's empty object) and each of them as JSON in a text are
+    no arguments: ``{}``.
+
+    Raises:
+        UserInputError: They are nested too deeply.
+    """
+    if isinstance(value, str):
+        return NO_ARGUMENTS if _says_nothing(value) else value
+    if isinstance(value, Mapping):
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except RecursionError as error:
+            raise UserInputError("A call's arguments are nested too deeply.", "messages") from error
+    return NO_ARGUMENTS if value is None or value == [] else None
+
+
+def _says_nothing(text: str) -> bool:
+    """Whether a text is blank, or JSON of null, of an empty list, or of a text that is such."""
+    for _ in range(_MAX_QUOTINGS):
+        text = text.strip()
+        if len(text) > _MAX_NOTHING_CHARS:
+            return False
+        if text in ("", "null", "undefined"):
+            return True
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return False
+        if not isinstance(value, str):
+            return bool(value == [] and isinstance(value, list))
+        text = value
+        if text.strip() == "{}":
+            return True
+    return False
 
 
 def read_members(arguments: str) -> list[Member]:

@@ -64,10 +64,77 @@ def test_a_last_message_of_the_assistants_is_continued() -> None:
     assert chat.messages[-1] == {"role": "assistant", "content": "The answer is"}
 
 
-def test_messages_of_the_assistants_stay_apart() -> None:
-    messages = [{"role": "assistant", "content": word} for word in ("a", "b")]
-    chat = convert_messages(None, [*messages, *HI])
-    assert [message["content"] for message in chat.messages] == ["a", "b", "hi"]
+CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "rain"}
+
+
+def said(role: str, *contents: Any) -> list[dict[str, Any]]:
+    """Messages of one role in a row."""
+    return [{"role": role, "content": content} for content in contents]
+
+
+@pytest.mark.parametrize(
+    ("messages", "shown"),
+    [
+        (said("user", "a", "b"), [("user", "a\nb")]),
+        (said("user", "a", [text("b"), text("c")], "d"), [("user", "a\nb\nc\nd")]),
+        (said("user", [], "a"), [("user", "a")]),
+        (said("assistant", "a", "b") + HI, [("assistant", "a\n\nb"), ("user", "hi")]),
+        (
+            said("assistant", [text("a"), text("b")], "c") + HI,
+            [("assistant", "ab\n\nc"), ("user", "hi")],
+        ),
+        (said("assistant", "", "b") + HI, [("assistant", "b"), ("user", "hi")]),
+        (
+            said("assistant", "a", [CALL]) + said("user", [RESULT]),
+            [("assistant", "a"), ("tool", "rain")],
+        ),
+        (
+            said("assistant", [CALL, {**CALL, "id": "t2"}])
+            + said("user", [RESULT], [{**RESULT, "tool_use_id": "t2", "content": "snow"}], "so?"),
+            [("assistant", ""), ("tool", "rain"), ("tool", "snow"), ("user", "so?")],
+        ),
+        (
+            said("assistant", [CALL]) + said("user", [RESULT, text("so?")], "well?"),
+            [("assistant", ""), ("tool", "rain"), ("user", "so?\nwell?")],
+        ),
+        (
+            said("user", "a") + said("system", "b") + said("user", "c"),
+            [("user", "a"), ("system", "b"), ("user", "c")],
+        ),
+        (
+            said("user", "a") + said("assistant", "b") + said("user", "c", "d"),
+            [("user", "a"), ("assistant", "b"), ("user", "c\nd")],
+        ),
+    ],
+)
+def test_neighbours_of_one_role_are_one_message(
+    messages: list[Any], shown: list[tuple[str, str]]
+) -> None:
+    chat = convert_messages(None, messages)
+    found = parse_messages(chat.messages)
+    assert [(message.role, message.content) for message in found] == shown
+
+
+def test_marks_of_joined_messages_are_behind_their_own_text() -> None:
+    first = said("user", [text("a", cache_control=MARK), text("b")])
+    chat = convert_messages(
+        None, [*first, *said("user", [text("c", cache_control=MARK), text("d")])]
+    )
+    assert chat.breakpoints == (Breakpoint(0, 0), Breakpoint(0, 2))
+
+
+def test_an_answer_in_two_messages_is_continued_behind_the_last() -> None:
+    chat = convert_messages(None, [*HI, *said("assistant", "a", "b")])
+    assert chat.continues
+    assert parse_messages(chat.messages)[-1].content == "a\n\nb"
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], "null", "[]", '""', {}])
+def test_a_call_without_input_has_no_arguments(nothing: Any) -> None:
+    calls = said("assistant", [{**CALL, "input": nothing}])
+    chat = convert_messages(None, [*calls, *said("user", [RESULT])])
+    assert parse_messages(chat.messages)[0].tool_calls[0].arguments == "{}"
 
 
 def test_hidden_thinking_comes_back() -> None:
@@ -142,7 +209,13 @@ BAD: list[tuple[Any, Any, str]] = [
     ),
     (
         None,
-        [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f"}]}, *HI],
+        [
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "t", "name": "f", "input": 3}],
+            },
+            *HI,
+        ],
         "input must be an object",
     ),
     (

@@ -77,6 +77,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
             parsers=choose_parsers(
                 "deepseek_v4", None, server_args.tool_call_parser, server_args.reasoning_parser
             ),
+            client_metrics=app.state.client_metrics,
         )
         app.state.context = context
         if ready:

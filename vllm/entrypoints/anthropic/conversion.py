@@ -1,6 +1,5 @@
 """From the content blocks of the Messages API to chat messages."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -9,6 +8,7 @@ from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.tokenizers.breakpoints import Breakpoint, read_cache_control
+from vllm.tokenizers.tool_calls import read_arguments
 
 MAX_BREAKPOINTS = 4
 _ROLES = ("user", "assistant", "system")
@@ -69,6 +69,7 @@ class _Converter:
     marks: list[Breakpoint] = field(default_factory=list)
     call_ids: set[str] = field(default_factory=set)
     last_role: str = ""
+    begins_text: bool = False
 
     def result(self) -> ConvertedChat:
         if len(self.marks) > MAX_BREAKPOINTS:
@@ -110,11 +111,13 @@ class _Converter:
         if role not in _ROLES:
             _refuse(f"{where}.role", f"is {str(role)[:60]!r}: use {', '.join(_ROLES)}")
         blocks = _as_blocks(f"{where}.content", message.get("content"))
-        self.last_role = str(role)
+        is_next, self.last_role = self.last_role == role, str(role)
         if role == "assistant":
+            if not is_next:
+                self.chat.end_turn()
+            self.begins_text = is_next
             for place, block in blocks:
                 self._add_assistant_block(place, block)
-            self.chat.end_turn()
             return
         if role == "system":
             self._add_texts("system", blocks)
@@ -138,8 +141,9 @@ class _Converter:
     def _add_texts(self, role: str, blocks: list[tuple[str, Mapping[str, Any]]]) -> None:
         if not blocks:
             return
-        self.chat.add_message(role, [_text_of(place, block) for place, block in blocks])
-        for i, (place, block) in enumerate(blocks):
+        texts = [_text_of(place, block) for place, block in blocks]
+        first = self.chat.add_message(role, texts, joins=role == "user")
+        for i, (place, block) in enumerate(blocks, first):
             self._mark_block(place, block, i)
 
     def _add_tool_result(self, where: str, block: Mapping[str, Any]) -> None:
@@ -159,18 +163,20 @@ class _Converter:
     def _add_assistant_block(self, where: str, block: Mapping[str, Any]) -> None:
         kind = _kind(where, block)
         if kind == "text":
-            self.chat.add_text(_string(where, block, "text"), continues=True)
+            # Of two messages in a row; blocks of one are one text.
+            between = "\n\n" if self.begins_text and self.chat.has_text else ""
+            self.begins_text = False
+            self.chat.add_text(between + _string(where, block, "text"), continues=True)
         elif kind == "thinking":
             self._add_thinking(where, block)
         elif kind == "redacted_thinking":
             pass  # another model's, which nobody can read
         elif kind == "tool_use":
-            given = block.get("input")
-            if not isinstance(given, Mapping | str):
+            arguments = read_arguments(block.get("input"))
+            if arguments is None:
                 _refuse(f"{where}.input", "must be an object, or the text of what was cut off")
             call_id = _string(where, block, "id")
             self.call_ids.add(call_id)
-            arguments = given if isinstance(given, str) else _dump(f"{where}.input", given)
             self.chat.add_call(call_id, _string(where, block, "name"), arguments)
         else:
             _unsupported(where, kind, "text, thinking or tool_use")
@@ -224,13 +230,6 @@ def _string(where: str, block: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         _refuse(f"{where}.{name}", "must be a string")
     return str(value)
-
-
-def _dump(where: str, value: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except RecursionError:
-        _refuse(where, "is nested too deeply")
 
 
 def _unsupported(where: str, kind: str, known: str) -> NoReturn:

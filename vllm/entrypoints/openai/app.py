@@ -17,6 +17,7 @@ from vllm.entrypoints.anthropic.routes import router as messages_router
 from vllm.entrypoints.openai.api_keys import KeyGuard
 from vllm.entrypoints.openai.cache_page import CacheFeed, page_router
 from vllm.entrypoints.openai.cache_routes import cache_router
+from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.dev_routes import dev_router
 from vllm.entrypoints.openai.disconnect import ClientGoneError
 from vllm.entrypoints.openai.errors import describe_exception, name_what_is_not_served
@@ -77,6 +78,7 @@ def build_app(
     )
     app.state.server = state
     app.state.registry = registry
+    app.state.client_metrics = ClientMetrics(registry)
     app.state.exchange = None
     app.state.peers = None
     app.state.responses = ResponsesService(

@@ -31,15 +31,23 @@ class ChatAssembler:
         """Where the message of the latest item stands."""
         return len(self.messages) - 1
 
-    def add_message(self, role: str, texts: Sequence[str]) -> None:
+    def add_message(self, role: str, texts: Sequence[str], *, joins: bool = False) -> int:
         """Append a message of another role than the assistant's.
 
         Args:
             role: "system", "developer" or "user".
             texts: Its parts.
+            joins: Whether they go into a message of the same role right before.
+
+        Returns:
+            How many parts stand before them in their message.
         """
         self._stage = None
-        self.messages.append({"role": role, "content": as_content(texts)})
+        before: list[str] = []
+        if joins and self.messages and self.messages[-1]["role"] == role:
+            before = _texts_of(self.messages.pop()["content"])
+        self.messages.append({"role": role, "content": as_content([*before, *texts])})
+        return len(before)
 
     def add_tool_result(self, call_id: str, texts: Sequence[str]) -> None:
         """Append what a call gave."""
@@ -78,6 +86,11 @@ class ChatAssembler:
         call = {"id": call_id, "type": "function", "function": function}
         self._turn(_Stage.CALLS).setdefault("tool_calls", []).append(call)
 
+    @property
+    def has_text(self) -> bool:
+        """Whether the assistant's turn, so far, ends with a text."""
+        return self._stage is _Stage.CONTENT and bool(self.messages[-1].get("content"))
+
     def end_turn(self) -> None:
         """Let what the assistant says next be another turn."""
         self._stage = None
@@ -94,3 +107,7 @@ def as_content(texts: Sequence[str]) -> str | list[dict[str, str]]:
     if len(texts) == 1:
         return texts[0]
     return [{"type": "text", "text": text} for text in texts]
+
+
+def _texts_of(content: str | list[dict[str, str]]) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.engine_stream import EngineClient
 from vllm.entrypoints.openai.protocol.responses import ModelCard, unix_now
 from vllm.entrypoints.openai.server_args import ServerArgs
@@ -136,3 +137,4 @@ class ServingContext:
     engine: EngineClient
     config: VllmConfig
     parsers: ParserChoice
+    client_metrics: ClientMetrics

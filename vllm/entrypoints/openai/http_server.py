@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.app import build_app, list_routes
+from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.context import ServingContext, make_served_model
 from vllm.entrypoints.openai.listener import url_of
 from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
@@ -189,7 +190,7 @@ class HttpServer:
         if self._job is None:
             _log_routes(app)
             logger.info("Starting vLLM server on %s", url)
-        finish = start_context(self._config, self._args, state)
+        finish = start_context(self._config, self._args, state, app.state.client_metrics)
         ready = await _unless(self._stop, in_daemon_thread(self._core.wait_ready))
         if ready is None:
             return None
@@ -249,7 +250,7 @@ class HttpServer:
 
 
 def start_context(
-    config: VllmConfig, args: ServerArgs, state: ServerState
+    config: VllmConfig, args: ServerArgs, state: ServerState, metrics: ClientMetrics
 ) -> Callable[[AsyncLLM], ServingContext]:
     """Load what routes need beside the engine; return what makes it whole once the engine is up.
 
@@ -257,6 +258,7 @@ def start_context(
         config: The engine's.
         args: The server's.
         state: Phase of the server.
+        metrics: Of what clients send.
     """
     model = config.model_config
     tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
@@ -265,6 +267,7 @@ def start_context(
         tokenizer,
         args.chat_template,
         allows_special_tokens=args.allow_special_tokens_in_content,
+        keeps_billing_line=args.keep_billing_line,
     )
     templates = find_templates(model.hf_config, tokenizer, args.chat_template)
     parsers = choose_parsers(
@@ -285,6 +288,7 @@ def start_context(
             engine=engine,
             config=config,
             parsers=parsers,
+            client_metrics=metrics,
         )
 
     return finish

@@ -140,6 +140,13 @@ class ServerArgs:
         "stay text.",
         group=_GROUP,
     )
+    keep_billing_line: bool = option(
+        False,
+        "Keep the billing line that Claude Code puts in front of system prompts. It differs in "
+        "each request, so nothing behind it is found in the prefix cache; by default it is left "
+        "out.",
+        group=_GROUP,
+    )
     operations: OperationsArgs = field(default_factory=OperationsArgs)
 
     def __post_init__(self) -> None:

@@ -126,7 +126,10 @@ BAD: list[tuple[Any, str]] = [
     ([{"role": "pope", "content": "x"}], r"input\[0\].role is 'pope'"),
     ([{"role": "user"}], "content must be a string or a list"),
     ([{"role": "user", "content": [3]}], r"content\[0\] must be an object"),
-    ([{"type": "function_call", "name": "f", "call_id": "c"}], "arguments must be a string"),
+    (
+        [{"type": "function_call", "name": "f", "call_id": "c", "arguments": 3}],
+        "arguments must be a string",
+    ),
     ([{"type": "function_call_output", "output": "x"}], "call_id must be a string"),
     ([{"type": "reasoning", "content": "hm"}], "must be a list of reasoning_text"),
     ([{"role": "user", "content": "x", "id": ""}], "id must be 1 to 256"),

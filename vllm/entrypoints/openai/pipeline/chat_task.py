@@ -105,6 +105,7 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
     options = replace(task.options, tools=task.tools if may_call else ())
     task = replace(task, options=options)
     prompt, marked = await asyncio.to_thread(_encode, task, context.chat_encoder)
+    context.client_metrics.note_prompt(prompt)
     parse_options = ParseOptions(
         in_reasoning=prompt.in_reasoning,
         tools=task.tools,

@@ -10,6 +10,7 @@ from vllm.entrypoints.openai.responses.options import flat_name
 from vllm.entrypoints.openai.responses.store import Item
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.tokenizers.breakpoints import Breakpoint
+from vllm.tokenizers.tool_calls import read_arguments
 
 MAX_BREAKPOINTS = 16
 _TTL_S = {"30m": 1800.0, "12h": 43200.0}
@@ -126,9 +127,12 @@ def _read_ttl(where: str, mark: Any) -> float | None:
 
 
 def _read_call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    names = ["call_id", "name", "arguments"]
+    names = ["call_id", "name"]
     names += ["namespace"] if item.get("namespace") is not None else []
-    return {name: _text_field(where, item, name) for name in names}
+    arguments = read_arguments(item.get("arguments"))
+    if arguments is None:
+        _refuse(f"{where}.arguments", "must be a string")
+    return {**{name: _text_field(where, item, name) for name in names}, "arguments": arguments}
 
 
 def _read_call_output(where: str, item: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""Messages in the order that a chat template takes: what it would refuse or drop is joined.
+
+    system, system, user                  system + system, user
+    user, system, assistant               user + system, assistant
+    assistant, system, user               assistant, system + user
+    assistant, system, assistant          assistant, user (the system's text), assistant
+    user, user                            user + user
+    call, user, result, user              call, user + result + user
+
+Texts that are joined stand in their order, a blank line between them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vllm.tokenizers.chat_messages import ChatMessage
+from vllm.tokenizers.template_traits import TemplateTraits
+
+_BETWEEN = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMessage:
+    """A message, and which of the request's it holds.
+
+    Attributes:
+        message: To render.
+        places: Of the request's messages, in their order.
+    """
+
+    message: ChatMessage
+    places: tuple[int, ...]
+
+
+def fit_messages(
+    messages: Sequence[tuple[int, ChatMessage]], traits: TemplateTraits
+) -> list[PlacedMessage]:
+    """Return messages as a template takes them.
+
+    Args:
+        messages: With their places in the request.
+        traits: Of the template.
+    """
+    fitted = [PlacedMessage(message, (place,)) for place, message in messages]
+    fitted = _fit_first_systems(fitted, traits)
+    if not traits.late_systems:
+        fitted = _fit_late_systems(fitted)
+    if not traits.lone_system and not any(p.message.role == "user" for p in fitted):
+        fitted = [_as_user(p) if p.message.role == "system" else p for p in fitted]
+    if not traits.user_behind_result:
+        fitted = _fit_beside_results(fitted)
+    for role in ("user", "assistant"):
+        if role not in traits.neighbours:
+            fitted = _join_runs(fitted, role)
+    return fitted
+
+
+def _num_leading_systems(messages: Sequence[PlacedMessage]) -> int:
+    roles = [placed.message.role for placed in messages]
+    return next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+
+
+def _fit_first_systems(
+    messages: list[PlacedMessage], traits: TemplateTraits
+) -> list[PlacedMessage]:
+    """Join the system texts in front, and put them into the first question if need be."""
+    count = _num_leading_systems(messages)
+    first, rest = messages[:count], messages[count:]
+    if not traits.several_systems or not traits.system:
+        first = _join_runs(first, "system")
+    if traits.system or not first:
+        return [*first, *rest]
+    user = _as_user(first[0])
+    if rest and rest[0].message.role == "user":
+        return [_join(user, rest[0]), *rest[1:]]
+    return [user, *rest]
+
+
+def _fit_late_systems(messages: list[PlacedMessage]) -> list[PlacedMessage]:
+    """Make every system text behind a turn part of a question."""
+    count = _num_leading_systems(messages)
+    fitted = messages[:count]
+    waiting: PlacedMessage | None = None
+    for placed in messages[count:]:
+        if placed.message.role == "system":
+            user = _as_user(placed)
+            if waiting is not None:
+                waiting = _join(waiting, user)
+            elif fitted[-1].message.role == "user":
+                fitted[-1] = _join(fitted[-1], user)
+            else:
+                waiting = user
+            continue
+        if waiting is not None and placed.message.role == "user":
+            placed = _join(waiting, placed)
+        elif waiting is not None:
+            fitted.append(waiting)
+        waiting = None
+        fitted.append(placed)
+    return fitted if waiting is None else [*fitted, waiting]
+
+
+def _fit_beside_results(messages: list[PlacedMessage]) -> list[PlacedMessage]:
+    """Make questions beside results of calls part of these."""
+    fitted: list[PlacedMessage] = []
+    waiting: PlacedMessage | None = None
+    for i, placed in enumerate(messages):
+        role = placed.message.role
+        after = messages[i + 1].message.role if i + 1 < len(messages) else None
+        before = fitted[-1].message if fitted else None
+        if role == "user" and before is not None and before.role == "tool":
+            fitted[-1] = _join(fitted[-1], placed)
+        elif role == "user" and before is not None and before.tool_calls and after == "tool":
+            waiting = placed
+        elif role == "tool" and waiting is not None:
+            fitted.append(_join(waiting, placed, placed.message))
+            waiting = None
+        else:
+            fitted.append(placed)
+    return fitted
+
+
+def _join_runs(messages: Sequence[PlacedMessage], role: str) -> list[PlacedMessage]:
+    """Join the messages of a role that follow each other."""
+    fitted: list[PlacedMessage] = []
+    for placed in messages:
+        if fitted and fitted[-1].message.role == placed.message.role == role:
+            fitted[-1] = _join(fitted[-1], placed)
+        else:
+            fitted.append(placed)
+    return fitted
+
+
+def _as_user(placed: PlacedMessage) -> PlacedMessage:
+    return replace(placed, message=replace(placed.message, role="user"))
+
+
+def _join(
+    first: PlacedMessage, second: PlacedMessage, kept: ChatMessage | None = None
+) -> PlacedMessage:
+    """Return one message of two.
+
+    Args:
+        first: The earlier.
+        second: The later.
+        kept: Which of them it is a longer form of; None: the first.
+    """
+    one, two = first.message, second.message
+    joined = replace(
+        one if kept is None else kept,
+        content=_BETWEEN.join(text for text in (one.content, two.content) if text),
+        reasoning=_BETWEEN.join(text for text in (one.reasoning, two.reasoning) if text),
+        tool_calls=(*one.tool_calls, *two.tool_calls),
+        parts=None,
+    )
+    return PlacedMessage(joined, (*first.places, *second.places))
