@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial, singledispatchmethod
 from typing import Any
 
@@ -16,7 +16,6 @@ from vllm.logger import init_logger
 from vllm.ray_serve.placement import Anyone, Fleet, Only, Place
 from vllm.ray_serve.replica import News, Taken
 from vllm.v1.engine.client import STOP_TIMEOUT_S, MailboxHandle
-from vllm.v1.engine.data_parallel.gather import Gathering, Question
 from vllm.v1.engine.data_parallel.router import (
     Router,
     RouterSettings,
@@ -25,12 +24,12 @@ from vllm.v1.engine.data_parallel.router import (
 )
 from vllm.v1.engine.data_parallel.short_hash import shorten_all
 from vllm.v1.engine.process_client import on_this_clock
+from vllm.v1.engine.questions import Question, merge_answers
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
-    AskCacheView,
-    AskHeldPrefixes,
-    CallAnswer,
+    Answer,
+    Ask,
     Codec,
     CoreBack,
     CoreLost,
@@ -40,7 +39,6 @@ from vllm.v1.engine.wire import (
     FromCore,
     Ready,
     RequestRejected,
-    ResetPrefixCache,
     StepOutputs,
     TellAll,
     ToCore,
@@ -198,14 +196,15 @@ class FleetCores(MailboxHandle):
             self._spawn(self._tell(name, data))
 
     @_send.register
-    def _send_question(self, message: ResetPrefixCache | AskHeldPrefixes) -> None:
-        self._spawn(self._ask(message, self._fleet.living()))
-
-    @_send.register
-    def _send_view_question(self, message: AskCacheView) -> None:
-        # A picture shows one cache: that of the lowest rank.
+    def _send_question(self, message: Ask) -> None:
         by_rank = sorted((rank, name) for name, rank in self._fleet.living().items())
-        self._spawn(self._ask(message, {name: rank for rank, name in by_rank[:1]}))
+        try:
+            names = [name for _, name in by_rank]
+            names = names[:1] if Question.of(message).is_for_one else names
+        except EngineError as error:
+            self._mailbox.put(Answer(message.call_id, error=ErrorInfo.from_exception(error)))
+            return
+        self._spawn(self._ask(message, names))
 
     def _settle(self, request_id: str, task: asyncio.Task[None]) -> None:
         self._following.pop(request_id, None)
@@ -375,26 +374,21 @@ class FleetCores(MailboxHandle):
 
     # ---- questions ---------------------------------------------------------------------------
 
-    async def _ask(self, question: Question, asked: Mapping[str, int]) -> None:
-        gathering = Gathering(question, set(asked.values()))
-        data = self._codec.encode(question)
-        asking = (self._ask_one(name, rank, data, gathering) for name, rank in asked.items())
-        await asyncio.gather(*asking)
-        self._mailbox.put(gathering.merge())
+    async def _ask(self, message: Ask, names: Sequence[str]) -> None:
+        data = self._codec.encode(message)
+        answers = await asyncio.gather(*(self._ask_one(name, data) for name in names))
+        found = [answer for answer in answers if answer is not None]
+        self._mailbox.put(merge_answers(message, found))
 
-    async def _ask_one(self, name: str, rank: int, data: bytes, gathering: Gathering) -> None:
+    async def _ask_one(self, name: str, data: bytes) -> Answer | None:
         try:
             async with asyncio.timeout(_ASK_S):
                 answer = await self._engines.ask.remote(Only(name), data)
         except (TimeoutError, *_FAILURES) as error:
             logger.warning("Replica %s does not answer: %r", name, error)
-            answer = None
-        except asyncio.CancelledError:
-            gathering.lose(rank)
-            raise
+            return None
         if answer is None:
-            gathering.lose(rank)
-            return
+            return None
         message = self._codec.decode_from_core(answer)
-        assert isinstance(message, CallAnswer)
-        gathering.take(rank, message)
+        assert isinstance(message, Answer)
+        return message

@@ -1,28 +1,33 @@
 """What a replica takes of others' caches before it serves, and hands on when it goes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from vllm.config import ParallelConfig
+from vllm.exceptions import VllmError
 from vllm.logger import init_logger
 from vllm.ray_serve.placement import Anyone, Fleet, Only
 from vllm.v1.engine.data_parallel.warm_start import (
     ASK_S,
     MARGIN_S,
     MAX_NEIGHBOURS,
-    merge_offers,
     share_out,
 )
-from vllm.v1.engine.wire import AskHot, Codec, HotPrefixes, Pulled, PullHot, ToCore
+from vllm.v1.engine.questions import OfferHot, PullHot, Question, Reply
+from vllm.v1.engine.wire import Answer, Codec
 
 logger = init_logger(__name__)
 
 # Serve tells a new replica of the others within this time; the first of a fleet waits for nobody.
 _LOOK_S = 3.0
+
+# What a question may end with, instead of an answer.
+_FAILURES = (TimeoutError, VllmError, RayActorError, RayTaskError, RayServeException)
 
 AskCore = Callable[[bytes], Awaitable[bytes | None]]
 
@@ -58,54 +63,54 @@ class Neighbours:
             return []
         return self._others()
 
-    async def _ask(self, name: str, message: ToCore, timeout_s: float) -> Any:
-        """Put a question to the core of another replica; None: there was no answer."""
+    async def _ask(self, name: str, question: Question[Reply], timeout_s: float) -> Sequence[Reply]:
+        """Put a question to the core of another replica; no reply: there was no answer."""
+        return await self._read(
+            question, lambda data: self._handle.ask.remote(Only(name), data), timeout_s, name
+        )
+
+    async def _read(
+        self, question: Question[Reply], ask: AskCore, timeout_s: float, name: str
+    ) -> Sequence[Reply]:
         try:
             async with asyncio.timeout(timeout_s):
-                data = await self._handle.ask.remote(Only(name), self._codec.encode(message))
-        except (TimeoutError, RayActorError, RayTaskError, RayServeException) as error:
+                data = await ask(self._codec.encode(question.to_message(0)))
+            if data is None:
+                return ()
+            answer = self._codec.decode_from_core(data)
+            assert isinstance(answer, Answer)
+            return (question.read(answer),)
+        except _FAILURES as error:
             logger.warning("Replica %s does not answer: %r", name, error)
-            return None
-        return None if data is None else self._codec.decode_from_core(data)
+            return ()
 
     async def pull(self, ask_own: AskCore) -> None:
         """Have this replica's core pull what others use most."""
         others = await self._look()
-        question = AskHot(0, self._max_bytes)
-        answers = await asyncio.gather(*(self._ask(name, question, ASK_S) for name in others))
-        offers = [answer.prefixes for answer in answers if isinstance(answer, HotPrefixes)]
-        wanted = merge_offers(offers)
-        if not wanted:
-            return
-        data = self._codec.encode(PullHot(0, wanted, self._max_bytes, self._seconds))
-        try:
-            async with asyncio.timeout(self._seconds + MARGIN_S):
-                await ask_own(data)
-        except TimeoutError:
-            logger.warning("The pull did not end within its time: it serves all the same.")
+        question = OfferHot(self._max_bytes)
+        offers = await asyncio.gather(*(self._ask(name, question, ASK_S) for name in others))
+        wanted = question.merge([*itertools.chain(*offers)])
+        if wanted:
+            pull = PullHot(wanted, self._max_bytes, self._seconds)
+            # It serves, whatever came of it.
+            await self._read(pull, ask_own, self._seconds + MARGIN_S, self._name)
 
     async def hand_on(self, ask_own: AskCore) -> None:
         """Have others pull what this replica's core used most."""
         others = self._others()
         if not others:
             return
-        async with asyncio.timeout(ASK_S):
-            data = await ask_own(self._codec.encode(AskHot(0, self._max_bytes)))
-        offered = None if data is None else self._codec.decode_from_core(data)
-        if not isinstance(offered, HotPrefixes) or not offered.prefixes:
+        question = OfferHot(self._max_bytes)
+        offered = question.merge(await self._read(question, ask_own, ASK_S, self._name))
+        if not offered:
             return
-        shares = zip(others, share_out(offered.prefixes, len(others)), strict=True)
-        answers = await asyncio.gather(
-            *(
-                self._ask(
-                    name,
-                    PullHot(0, share, self._max_bytes, self._seconds),
-                    self._seconds + MARGIN_S,
-                )
-                for name, share in shares
-                if share
+        pulls = [
+            self._ask(
+                name, PullHot(share, self._max_bytes, self._seconds), self._seconds + MARGIN_S
             )
-        )
-        reports = [answer.report for answer in answers if isinstance(answer, Pulled)]
+            for name, share in zip(others, share_out(offered, len(others)), strict=True)
+            if share
+        ]
+        reports = itertools.chain(*await asyncio.gather(*pulls))
         num_taken = sum(report.num_prefixes for report in reports)
-        logger.info("Others took %d of %d prefixes.", num_taken, len(offered.prefixes))
+        logger.info("Others took %d of %d prefixes.", num_taken, len(offered))

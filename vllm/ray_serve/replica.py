@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -19,23 +18,21 @@ from vllm.ray_serve.neighbours import Neighbours
 from vllm.ray_serve.placement import Anyone, Only, Place, open_fleet
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.data_parallel.ranks import make_rank_config
+from vllm.v1.engine.pending_calls import PendingCalls
 from vllm.v1.engine.process_client import ProcessCore
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
-    CallAnswer,
+    Answer,
+    Ask,
     Codec,
     CoreStatus,
     Dead,
     FromCore,
-    HotPrefixes,
-    Pulled,
     Ready,
     RequestRejected,
     StepOutputs,
     TellAll,
-    ToCore,
-    WithdrawPrefixes,
 )
 from vllm.v1.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.metrics.stats import PullStats, SchedulerStats
@@ -128,8 +125,7 @@ class EngineReplica:
         self._codec = Codec()
         self._queues: dict[str, asyncio.Queue[bytes]] = {}
         self._listeners: dict[str, _Listener] = {}
-        self._calls: dict[int, asyncio.Future[bytes]] = {}
-        self._call_ids = itertools.count(1)
+        self._calls = PendingCalls()
         self._backlog: dict[str, int] = {}
         # What was pulled, until a front end is told.
         self._pulled: PullStats | None = None
@@ -208,20 +204,15 @@ class EngineReplica:
 
     async def ask(self, to: Only, data: bytes) -> bytes | None:
         """Put a question to the core; None: it was for another replica."""
-        loop = self._bind()
+        self._bind()
         self._check_alive()
         question = self._codec.decode_to_core(data)
-        if to.replica != self._name or isinstance(question, WithdrawPrefixes | AddRequest):
+        if to.replica != self._name or not isinstance(question, Ask):
             return None
-        call_id = next(self._call_ids)
-        answer: asyncio.Future[bytes] = loop.create_future()
-        self._calls[call_id] = answer
-        asked: ToCore = msgspec.structs.replace(question, call_id=call_id)
-        self._core.send(asked)
-        try:
-            return await answer
-        finally:
-            self._calls.pop(call_id, None)
+        kind, body = question.kind, question.body
+        call = self._calls.open(lambda call_id: Ask(call_id, kind, body), self._core.send)
+        answer = await asyncio.wrap_future(call)
+        return self._codec.encode(answer)
 
     # ---- Serve's own questions ---------------------------------------------------------------
 
@@ -272,10 +263,8 @@ class EngineReplica:
             queue.put_nowait(self._codec.encode(message))
 
     @_take.register
-    def _take_answer(self, message: CallAnswer | HotPrefixes | Pulled) -> None:
-        answer = self._calls.get(message.call_id)
-        if answer is not None and not answer.done():
-            answer.set_result(self._codec.encode(message))
+    def _take_answer(self, message: Answer) -> None:
+        self._calls.settle(message)
 
     @_take.register
     def _share_out(self, message: StepOutputs) -> None:
@@ -317,9 +306,7 @@ class EngineReplica:
         for queue in self._queues.values():
             queue.put_nowait(data)
         self._queues.clear()
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(EngineDeadError(message.message))
+        self._calls.fail_all(EngineDeadError(message.message))
 
 
 def _of_one(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from vllm.exceptions import EngineDeadError
 from vllm.inputs import TokensPrompt
@@ -10,6 +11,15 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.data_parallel.predictions import Prediction
 from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.engine.questions import (
+    AskHeld,
+    CacheSnapshot,
+    HeldReply,
+    Question,
+    Reply,
+    ResetCache,
+    ViewCache,
+)
 from vllm.v1.messages import HeldPrefix, PrefillStats
 
 # A step takes longer than a response needs to send a token: else tokens would be merged.
@@ -110,12 +120,22 @@ class FakeEngine:
         """Answers that are being given."""
         return len(self._tasks)
 
-    async def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Note the call."""
-        self.resets.append((reset_running_requests, reset_connector))
-        return self.can_reset
+    async def ask(self, question: Question[Reply]) -> Reply:
+        """Answer with what there is."""
+        told: Any = None
+        match question:
+            case ResetCache(reset_running_requests, reset_connector):
+                self.resets.append((reset_running_requests, reset_connector))
+                told = self.can_reset
+            case AskHeld(forget):
+                was_there = forget in {held.id for held in self.held}
+                self.held = [held for held in self.held if held.id != forget]
+                told = HeldReply(list(self.held), was_there)
+            case ViewCache():
+                self.on_view()
+                told = CacheSnapshot(b'{"look":1}', 0.0)
+        reply: Reply = told
+        return reply
 
     def withdraw_prefixes(self, names: Sequence[str]) -> None:
         """Note the call."""
@@ -128,17 +148,6 @@ class FakeEngine:
     def find_admission(self, request_id: str) -> PrefillStats | None:
         """How a request was admitted."""
         return self.admissions.get(request_id)
-
-    async def view_cache(self) -> tuple[bytes, float]:
-        """Return the only snapshot there is."""
-        self.on_view()
-        return b'{"look":1}', 0.0
-
-    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
-        """Keep every prefix that a request asked for, until it is forgotten."""
-        known = {held.id for held in self.held}
-        self.held = [held for held in self.held if held.id != forget]
-        return list(self.held), forget in known
 
     async def _answer(
         self, prompt_ids: list[int], params: SamplingParams, request_id: str

@@ -10,6 +10,7 @@ import pytest
 
 from vllm.entrypoints.openai.cache_page import CacheFeed
 from vllm.exceptions import EngineDeadError
+from vllm.v1.engine.questions import CacheSnapshot, ViewCache
 
 
 class Clock:
@@ -27,9 +28,9 @@ class Viewed:
         self.took_s = took_s
         self.looks = 0
 
-    async def view_cache(self) -> tuple[bytes, float]:
+    async def ask(self, question: ViewCache) -> CacheSnapshot:
         self.looks += 1
-        return b'{"look":%d}' % self.looks, self.took_s
+        return CacheSnapshot(b'{"look":%d}' % self.looks, self.took_s)
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from vllm.config.parallel import ParallelConfig
 from vllm.exceptions import InvariantError, UserInputError
 from vllm.v1.engine.core_loop import CoreLoop, Progress
 from vllm.v1.engine.data_parallel.ranks import make_rank_config
+from vllm.v1.engine.questions import ResetCache
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    Answer,
     CoreStatus,
-    PrefixCacheReset,
     RequestRejected,
-    ResetPrefixCache,
     Shutdown,
     StepOutputs,
     WithdrawPrefixes,
@@ -69,10 +69,10 @@ def test_messages_are_handled_between_steps(loop):
     loop.submit(AddRequest(request("a", max_tokens=50)))
     loop.run_once()
     loop.submit(AbortRequests(["a"]))
-    loop.submit(ResetPrefixCache(7))
+    loop.submit(ResetCache().to_message(7))
     loop.run_once()
     replies = [m for m in loop.sent if not isinstance(m, StepOutputs)]
-    assert replies == [PrefixCacheReset(7, True)]
+    assert replies == [ResetCache().to_answer(7, True)]
     assert not loop.core.has_work()
 
 
@@ -154,7 +154,7 @@ def test_of_several_front_ends_each_hears_its_own_and_one_the_statistics(config)
         loop.submit(AddRequest(each), index)
     loop.submit(AbortRequests(["unknown"]), 2)
     loop.run_once()
-    loop.submit(ResetPrefixCache(9), 2)
+    loop.submit(ResetCache().to_message(9), 2)
     loop.run_once()
     heard = {
         client: {
@@ -169,5 +169,5 @@ def test_of_several_front_ends_each_hears_its_own_and_one_the_statistics(config)
     counted = [c for c, m in to_one if isinstance(m, StepOutputs) and m.outputs.scheduler_stats]
     assert counted
     assert set(counted) == {1}
-    assert [c for c, m in to_one if isinstance(m, PrefixCacheReset)] == [2]
+    assert [c for c, m in to_one if isinstance(m, Answer)] == [2]
     assert to_all == []

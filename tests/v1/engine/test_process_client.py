@@ -12,11 +12,11 @@ from tests.v1.engine.fakes import FAKE_CORE
 from tests.v1.engine.test_core import request
 from vllm.exceptions import CheckpointError, EngineDeadError, EngineError, PoolTooSmallError
 from vllm.v1.engine.process_client import ProcessCore
+from vllm.v1.engine.questions import ResetCache
 from vllm.v1.engine.wire import (
     AddRequest,
+    Answer,
     Dead,
-    PrefixCacheReset,
-    ResetPrefixCache,
     StepOutputs,
 )
 
@@ -57,10 +57,10 @@ def test_a_core_in_a_process_serves_and_stops(launch, use_tcp):
     assert ready.kv_cache.num_blocks == 64
     core.send(AddRequest(request(max_tokens=5)))
     assert len(outputs_until_finished(core)) == 5
-    core.send(ResetPrefixCache(3))
-    while not isinstance(message := core.next_message(), PrefixCacheReset):
+    core.send(ResetCache().to_message(3))
+    while not isinstance(message := core.next_message(), Answer):
         pass
-    assert message == PrefixCacheReset(3, True)
+    assert message == ResetCache().to_answer(3, True)
     assert core.dead_error is None
     core.shutdown()
     assert not psutil.pid_exists(core.pid)

@@ -13,7 +13,8 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.handover.sockets import find_port_range
 from vllm.exceptions import UserInputError
 from vllm.v1.engine.core_loop import CoreLoop
-from vllm.v1.engine.wire import AskHot, FromCore, HotPrefixes, Pulled, PullHot
+from vllm.v1.engine.questions import OfferHot, PullHot
+from vllm.v1.engine.wire import Answer, FromCore
 from vllm.v1.messages import HotPrefix
 from vllm.v1.metrics.stats import PullStats
 
@@ -52,27 +53,29 @@ class Pair:
         ]
 
     def offer(self, max_bytes: int = GIB) -> list[HotPrefix]:
-        self.loops[0].submit(AskHot(7, max_bytes))
+        question = OfferHot(max_bytes)
+        self.loops[0].submit(question.to_message(7))
         self.loops[0].run_once()
         answer = self.told[0].pop()
-        while not isinstance(answer, HotPrefixes):
+        while not isinstance(answer, Answer):
             answer = self.told[0].pop()
         assert answer.call_id == 7
-        return answer.prefixes
+        return question.read(answer)
 
     def pull(
         self, prefixes: list[HotPrefix], max_bytes: int = GIB, seconds: float = 3600.0
-    ) -> Pulled:
-        self.loops[1].submit(PullHot(9, prefixes, max_bytes, seconds))
+    ) -> PullStats:
+        question = PullHot(prefixes, max_bytes, seconds)
+        self.loops[1].submit(question.to_message(9))
         deadline = time.monotonic() + _WAIT_S
         while True:
             for loop in self.loops:
                 loop.run_once()
-            answers = [m for m in self.told[1] if isinstance(m, Pulled)]
+            answers = [m for m in self.told[1] if isinstance(m, Answer)]
             if answers and not any(s.core.has_work() for s in (self.old, self.new)):
                 self.told[1].clear()
                 (answer,) = answers
-                return answer
+                return question.read(answer)
             assert time.monotonic() < deadline
             time.sleep(0.0005)
 
@@ -117,7 +120,7 @@ def test_a_core_pulls_what_a_neighbour_uses_most_and_says_the_same(pair: Pair) -
     # Asked twice.
     assert offers[0].weight > offers[-1].weight
     assert pair.old.core.scheduler.kv_cache_manager.usage > 0
-    report = pair.pull(offers).report
+    report = pair.pull(offers)
     assert (report.num_prefixes, report.num_failed) == (len(offers), 0)
     assert report.num_tokens == sum(offer.num_tokens for offer in offers)
     # What they share came once.
@@ -135,17 +138,17 @@ def test_a_pull_keeps_to_its_budget_and_gives_back_what_it_does_not_take(pair: P
     for _ in range(3):
         ask(pair.old, random_tokens(rng, 200))
     offers = pair.offer()
-    report = pair.pull(offers, max_bytes=1).report
+    report = pair.pull(offers, max_bytes=1)
     # One was under way when it was spent.
     assert (report.num_prefixes, report.num_failed) == (1, 0)
     pair.check_free()
     # They are held no more: whoever comes too late gets nothing, and serves all the same.
-    late = pair.pull(offers).report
+    late = pair.pull(offers)
     assert (late.num_prefixes, late.num_failed) == (0, len(offers) - 1)
     pair.check_free()
     # Nothing that is cached goes for what is pulled.
     large = [msgspec.structs.replace(offer, num_blocks=400) for offer in pair.offer()]
-    assert pair.pull(large).report == PullStats(seconds=ANY)
+    assert pair.pull(large) == PullStats(seconds=ANY)
     pair.check_free()
 
 
@@ -164,7 +167,7 @@ def test_an_answer_that_ends_with_a_unit_is_offered_as_it_is_held() -> None:
             assert stop not in answer.tokens[:3]
         else:
             assert len(answer.tokens) == 4
-        offers = session.core.offer_hot(GIB)
+        offers = session.core.scheduler.connector.offer_hot(GIB)
         found.append([offer.num_tokens for offer in offers])
         session.core.withdraw_prefixes([offer.lease for offer in offers])
         session.run()

@@ -23,16 +23,16 @@ from vllm.v1.engine import (
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
+    Answer,
+    Ask,
     Codec,
     Dead,
     ErrorInfo,
     GroupInfo,
     Heartbeat,
     KVCacheInfo,
-    PrefixCacheReset,
     Ready,
     RequestRejected,
-    ResetPrefixCache,
     Shutdown,
     StartFailed,
     StepOutputs,
@@ -67,7 +67,7 @@ TO_CORE = [
     AddRequest(EngineCoreRequest("r", [1, 2], PARAMS, 1.5, priority=-1, cache_salt="s")),
     AbortRequests(["a"]),
     WithdrawPrefixes(["a", "b"]),
-    ResetPrefixCache(3, True, True),
+    Ask(3, "ResetCache", b"\x80"),
     Shutdown(),
 ]
 FROM_CORE = [
@@ -93,7 +93,8 @@ FROM_CORE = [
         )
     ),
     RequestRejected("r", ErrorInfo("UserInputError", "bad", "n")),
-    PrefixCacheReset(3, False),
+    Answer(3, b"\xc2"),
+    Answer(3, error=ErrorInfo("EngineError", "no")),
     Heartbeat(5, True),
     Dead("gone"),
 ]

@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.engine_stream import EngineClient
 from vllm.entrypoints.openai.routes import Context
 from vllm.entrypoints.openai.sse import with_errors_as_events
 from vllm.entrypoints.openai.state import Phase
+from vllm.v1.engine.questions import ViewCache
 
 page_router = APIRouter(tags=["development"])
 
@@ -67,8 +68,9 @@ class CacheFeed:
                     await asyncio.sleep(min(wait_s, self._timeout_s))
                     if self._clock() < self._due_s:
                         return None
-                self._body, took_s = await engine.view_cache()
-                self._due_s = self._clock() + max(PERIOD_S, _TIMES_COST * took_s)
+                snapshot = await engine.ask(ViewCache())
+                self._body = snapshot.body
+                self._due_s = self._clock() + max(PERIOD_S, _TIMES_COST * snapshot.took_s)
                 self._number += 1
             return self._number, self._body
 

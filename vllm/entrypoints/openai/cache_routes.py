@@ -22,6 +22,7 @@ from vllm.exceptions import PrefixNotFoundError, UserInputError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
+from vllm.v1.engine.questions import AskHeld
 from vllm.v1.messages import HeldPrefix
 
 cache_router = APIRouter(tags=["prefix cache"])
@@ -101,7 +102,7 @@ async def keep_prefix(body: CachePrefixRequest, request: Request, context: Conte
         for rank in context.engine.living_ranks
     ]
     await until_disconnect(request.receive, _compute(jobs, context))
-    prefixes, _ = await context.engine.get_held_prefixes()
+    prefixes = (await context.engine.ask(AskHeld())).prefixes
     kept = merge_held([held for held in prefixes if held.id.startswith(f"{name}-")])
     if not kept:
         raise UserInputError(
@@ -158,7 +159,7 @@ async def _compute(jobs: Sequence[Job], context: ServingContext) -> None:
 @cache_router.get("/v1/cache/prefixes")
 async def list_prefixes(context: Context) -> Response:
     """List the kept prefixes, the oldest first."""
-    prefixes, _ = await context.engine.get_held_prefixes()
+    prefixes = (await context.engine.ask(AskHeld())).prefixes
     return _json(PrefixList([_describe(held) for held in merge_held(prefixes)]))
 
 

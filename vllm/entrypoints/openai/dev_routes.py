@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from vllm import envs
 from vllm.entrypoints.openai.routes import Context
+from vllm.v1.engine.questions import ResetCache
 
 dev_router = APIRouter(tags=["development"])
 
@@ -35,7 +36,7 @@ async def reset_prefix_cache(
 
     ``success`` is false, with nothing forgotten, while requests use any of them.
     """
-    success = await context.engine.reset_prefix_cache(reset_running_requests, reset_external)
+    success = await context.engine.ask(ResetCache(reset_running_requests, reset_external))
     return _json({"success": success})
 
 

@@ -15,7 +15,8 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.data_parallel.predictions import Prediction
 from vllm.v1.engine.output_queue import OutputSink
-from vllm.v1.messages import HeldPrefix, PrefillStats
+from vllm.v1.engine.questions import Question, Reply
+from vllm.v1.messages import PrefillStats
 
 
 class EngineClient(Protocol):
@@ -43,8 +44,8 @@ class EngineClient(Protocol):
     ) -> Callable[[], None]:
         """Run a request whose outputs go to ``sink``; return what aborts it."""
 
-    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
-        """Let go of one kept prefix, if asked to; return the others, and whether it was there."""
+    async def ask(self, question: Question[Reply]) -> Reply:
+        """Ask the engine core, or all of several, between two steps."""
 
     def withdraw_prefixes(self, names: Sequence[str]) -> None:
         """Let go of prompts held for other engines; unknown names are ignored."""
@@ -54,14 +55,6 @@ class EngineClient(Protocol):
 
     def find_admission(self, request_id: str) -> PrefillStats | None:
         """Return how a request was admitted, by its response's id; None: it is unknown here."""
-
-    async def view_cache(self) -> tuple[bytes, float]:
-        """Return a snapshot of the cache as JSON, and the seconds that the engine spent on it."""
-
-    async def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget every cached prefix; False, with nothing forgotten, while requests use it."""
 
 
 @dataclass(frozen=True, slots=True)

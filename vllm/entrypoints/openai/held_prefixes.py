@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from vllm.entrypoints.openai.engine_stream import EngineClient
+from vllm.v1.engine.questions import AskHeld
 from vllm.v1.messages import HeldPrefix
 
 # What ``POST /v1/cache/prefixes`` calls a prefix, and what the cores add to tell theirs apart.
@@ -45,8 +46,9 @@ def _join(name: str, one: HeldPrefix, other: HeldPrefix) -> HeldPrefix:
 
 async def forget_held(engine: EngineClient, prefix_id: str) -> bool:
     """Let go of a kept prefix wherever it is; return whether it was anywhere."""
-    prefixes, was_there = await engine.get_held_prefixes(prefix_id)
-    for held in prefixes:
+    reply = await engine.ask(AskHeld(prefix_id))
+    was_there = reply.forgotten
+    for held in reply.prefixes:
         if held.id != prefix_id and _name_of(held.id) == prefix_id:
-            was_there |= (await engine.get_held_prefixes(held.id))[1]
+            was_there |= (await engine.ask(AskHeld(held.id))).forgotten
     return was_there

@@ -14,7 +14,6 @@ import msgspec
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import (
-    EngineDeadError,
     QueueFullError,
     ShuttingDownError,
     TenantLimitError,
@@ -30,19 +29,15 @@ from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_engine_core
 from vllm.v1.engine.output_processor import ProcessedOutputs
 from vllm.v1.engine.output_queue import OutputQueue, OutputSink
-from vllm.v1.engine.pending_calls import PendingCalls
+from vllm.v1.engine.questions import Question, Reply, ResetCache
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.tenant_limits import TenantLimits, current_tenant, tenant_salt
 from vllm.v1.engine.wire import (
-    CacheSnapshot,
-    CallAnswer,
     FromCore,
-    HeldPrefixes,
-    PrefixCacheReset,
     StepOutputs,
 )
-from vllm.v1.messages import EngineCoreRequest, HeldPrefix, PrefillStats
+from vllm.v1.messages import EngineCoreRequest, PrefillStats
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
 from vllm.v1.metrics.stats import SchedulerStats
@@ -101,7 +96,6 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         self._predictions = Predictions() if num_cores > 1 else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log_timer: asyncio.TimerHandle | None = None
-        self._calls = PendingCalls()
         self._idle = asyncio.Event()
         self._draining = False
 
@@ -325,13 +319,6 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             self._predictions.note(outputs.outputs, outputs.engine_index)
         return super()._on_step(message)
 
-    def _on_answer(self, message: CallAnswer) -> None:
-        self._calls.answer(message)
-
-    def _on_dead(self, error: EngineDeadError) -> None:
-        super()._on_dead(error)
-        self._calls.fail_all(error)
-
     # ---- health ------------------------------------------------------------------------------
 
     @property
@@ -377,26 +364,18 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         Raises:
             EngineDeadError: The core is dead.
         """
-        await self.check_health()
-        self._bind_loop()
-        answer = await self._calls.open(self._send_reset(reset_running_requests, reset_connector))
-        assert isinstance(answer, PrefixCacheReset)
-        return answer.success
+        return await self.ask(ResetCache(reset_running_requests, reset_connector))
 
-    async def get_held_prefixes(self, forget: str = "") -> tuple[list[HeldPrefix], bool]:
-        """Let go of one held prefix, if asked to.
-
-        Returns:
-            Those that are held now, and whether the one to let go of was.
+    async def ask(self, question: Question[Reply]) -> Reply:
+        """Ask the core between two of its steps; where there are several, all of them.
 
         Raises:
             EngineDeadError: The core is dead.
+            VllmError: The question is refused.
         """
         await self.check_health()
         self._bind_loop()
-        answer = await self._calls.open(self._ask_held(forget))
-        assert isinstance(answer, HeldPrefixes)
-        return answer.prefixes, answer.forgotten
+        return question.read(await asyncio.wrap_future(self._send_question(question)))
 
     def find_prediction(self, request_id: str) -> Prediction | None:
         """Return what was foretold of a request, by its response's id; None: nothing."""
@@ -405,21 +384,6 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
     def find_admission(self, request_id: str) -> PrefillStats | None:
         """Return how a request was admitted, by its response's id; None: it is unknown here."""
         return self._admissions.find(request_id)
-
-    async def view_cache(self) -> tuple[bytes, float]:
-        """Look at the cache.
-
-        Returns:
-            A snapshot as JSON, and the seconds for which the core stood still to make it.
-
-        Raises:
-            EngineDeadError: The core is dead.
-        """
-        await self.check_health()
-        self._bind_loop()
-        answer = await self._calls.open(self._ask_view())
-        assert isinstance(answer, CacheSnapshot)
-        return answer.body, answer.took_s
 
     # ---- the end -----------------------------------------------------------------------------
 

@@ -1,10 +1,8 @@
 """The engine core: scheduler and executor, stepped together."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import msgspec
 
 from vllm import envs
 from vllm.cachelab.view.view import CacheView
@@ -20,12 +18,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
+from vllm.v1.engine.questions import answer_message
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.step_ahead import StepAhead
-from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
+from vllm.v1.engine.wire import Answer, Ask, CoreStatus, KVCacheInfo
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix, HotPrefix
-from vllm.v1.metrics.stats import PullStats
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -176,21 +174,6 @@ class EngineCore:
         if self.scheduler.connector is not None:
             self.scheduler.connector.withdraw(names)
 
-    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
-        """Hold what is used most for another core to pull; nothing where caches are not shared."""
-        connector = self.scheduler.connector
-        return () if connector is None else connector.offer_hot(max_bytes)
-
-    def pull_hot(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
-        """Pull what other cores hold, beside the steps."""
-        if self.scheduler.connector is not None:
-            self.scheduler.connector.take_hot(prefixes, max_bytes, seconds)
-
-    def take_pull_reports(self) -> Sequence[PullStats]:
-        """Drain what came of the pulls that ended."""
-        connector = self.scheduler.connector
-        return () if connector is None else connector.take_pull_reports()
-
     # ---- steps -------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
@@ -275,20 +258,21 @@ class EngineCore:
         self.check_invariants()
         return done
 
-    def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
-        """Let go of one prefix, if asked to; return those that are held, and whether it was."""
-        held, forgotten = self.scheduler.held_prefixes(forget)
+    def answer(self, message: Ask, tell: Callable[[Answer], None]) -> None:
+        """Answer a question, now or in a later step."""
+        answer_message(message, self, tell)
+        # It may have changed the cache, and an idle core may not step for hours.
         self.scheduler.publish_kv_events()
-        return held, forgotten
+        self.check_invariants()
 
-    def view_cache(self) -> bytes:
-        """Return a snapshot of the cache as JSON.
+    def get_cache_view(self) -> CacheView:
+        """Return what draws the cache.
 
-        What was used when is noted from the first one on, in development mode from the start.
+        What was used when is noted from the first call on, in development mode from the start.
         """
         if self._view is None:
             self._view = CacheView(self.scheduler)
-        return msgspec.json.encode(self._view.snapshot())
+        return self._view
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Return the size and geometry of the KV cache."""

@@ -1,9 +1,7 @@
 """The engine core's loop: take messages, step, send outputs. The same in a process or a thread."""
 
 import queue
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from vllm.exceptions import EngineError, UserInputError, VllmError
@@ -11,29 +9,20 @@ from vllm.logger import init_logger
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
-    AskCacheView,
-    AskHeldPrefixes,
-    AskHot,
-    CacheSnapshot,
+    Answer,
+    Ask,
     CoreStatus,
     ErrorInfo,
     FromCore,
-    HeldPrefixes,
-    HotPrefixes,
     KVCacheInfo,
-    PrefixCacheReset,
-    Pulled,
-    PullHot,
     RequestRejected,
-    ResetPrefixCache,
     Shutdown,
     StepOutputs,
     TellAll,
     ToCore,
     WithdrawPrefixes,
 )
-from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest, HeldPrefix, HotPrefix
-from vllm.v1.metrics.stats import PullStats
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 
 logger = init_logger(__name__)
 
@@ -92,25 +81,8 @@ class SteppedCore(Protocol):
     def tell_all(self) -> None:
         """Let the next status say all there is."""
 
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget cached prefixes; return whether that was possible."""
-
-    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
-        """Hold what is used most for another core to pull."""
-
-    def pull_hot(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
-        """Begin to pull what other cores hold."""
-
-    def take_pull_reports(self) -> Sequence[PullStats]:
-        """Drain what came of the pulls that ended."""
-
-    def get_held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
-        """Let go of one prefix, if asked to; return those that are held, and whether it was."""
-
-    def view_cache(self) -> bytes:
-        """Return what the cache holds, as JSON."""
+    def answer(self, message: Ask, tell: Callable[[Answer], None]) -> None:
+        """Answer a question, now or in a later step."""
 
     def get_kv_cache_info(self) -> KVCacheInfo:
         """Describe the KV cache."""
@@ -171,17 +143,13 @@ class CoreLoop:
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stopped = False
         self._did_work = True
-        # Whoever asked for a pull that has not ended: they end in order.
-        self._pulls: deque[tuple[int, int]] = deque()
+        # Answers that are told next, and whom.
+        self._answers: list[tuple[int, Answer]] = []
         self._handlers: dict[type, _Handler] = {
             AbortRequests: self._abort,
             WithdrawPrefixes: self._withdraw,
-            ResetPrefixCache: self._reset,
-            AskHeldPrefixes: self._tell_held,
-            AskCacheView: self._tell_view,
+            Ask: self._ask,
             TellAll: self._tell_all,
-            AskHot: self._tell_hot,
-            PullHot: self._pull_hot,
             Shutdown: self._stop,
         }
         core.bind_wake(self.wake)
@@ -241,8 +209,7 @@ class CoreLoop:
         outputs, self._did_work = self._core.step()
         # First: who reads an answer and goes on must find its prefix known.
         self._emit_news()
-        for report in self._core.take_pull_reports():
-            self._end_pull(report)
+        self._emit_answers()
         for request_id, error in self._core.take_refusals():
             # To all: those that do not know it pass over it.
             self._reject(request_id, error)
@@ -296,41 +263,15 @@ class CoreLoop:
     def _withdraw(self, message: WithdrawPrefixes, _client: int) -> None:
         self._core.withdraw_prefixes(message.names)
 
-    def _reset(self, message: ResetPrefixCache, client: int) -> None:
-        success = self._core.reset_prefix_cache(
-            message.reset_running_requests, message.reset_connector
-        )
+    def _ask(self, message: Ask, client: int) -> None:
+        self._core.answer(message, lambda answer: self._answers.append((client, answer)))
         self._emit_news()
-        self._emit_to(client, PrefixCacheReset(message.call_id, success))
+        self._emit_answers()
 
-    def _tell_held(self, message: AskHeldPrefixes, client: int) -> None:
-        prefixes, forgotten = self._core.get_held_prefixes(message.forget)
-        self._emit_news()
-        self._emit_to(client, HeldPrefixes(message.call_id, list(prefixes), forgotten))
-
-    def _tell_view(self, message: AskCacheView, client: int) -> None:
-        began = time.perf_counter()
-        body = self._core.view_cache()
-        took_s = time.perf_counter() - began
-        self._emit_to(client, CacheSnapshot(message.call_id, body, took_s))
-
-    def _tell_hot(self, message: AskHot, client: int) -> None:
-        prefixes = list(self._core.offer_hot(message.max_bytes))
-        self._emit_to(client, HotPrefixes(message.call_id, prefixes))
-
-    def _pull_hot(self, message: PullHot, client: int) -> None:
-        if not message.prefixes:
-            self._emit_to(client, Pulled(message.call_id, PullStats()))
-            return
-        self._pulls.append((client, message.call_id))
-        self._core.pull_hot(message.prefixes, message.max_bytes, message.seconds)
-
-    def _end_pull(self, report: PullStats) -> None:
-        # Those that came while one ran went on with it.
-        while self._pulls:
-            client, call_id = self._pulls.popleft()
-            self._emit_to(client, Pulled(call_id, report))
-            report = PullStats()
+    def _emit_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        for client, answer in answers:
+            self._emit_to(client, answer)
 
     def _tell_all(self, _message: TellAll, _client: int) -> None:
         self._core.tell_all()

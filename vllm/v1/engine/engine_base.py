@@ -2,9 +2,9 @@
 
 import itertools
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
@@ -15,23 +15,19 @@ from vllm.v1.engine.client import EngineCoreHandle
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.engine.pending_calls import PendingCalls
+from vllm.v1.engine.questions import Question
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
-    AskCacheView,
-    AskHeldPrefixes,
-    CacheSnapshot,
-    CallAnswer,
+    Answer,
     CoreBack,
     CoreLost,
     Dead,
     FromCore,
-    HeldPrefixes,
     KVCacheInfo,
-    PrefixCacheReset,
     Ready,
     RequestRejected,
-    ResetPrefixCache,
     StepOutputs,
     WithdrawPrefixes,
 )
@@ -45,7 +41,7 @@ logger = init_logger(__name__)
 _Handle = TypeVar("_Handle", bound=EngineCoreHandle)
 
 
-class EngineBase(ABC, Generic[_Handle]):
+class EngineBase(Generic[_Handle]):
     """One engine core and the requests in progress there; how messages arrive is the child's.
 
     Owns: the handle, the requests in progress, the sinks of statistics.
@@ -81,7 +77,7 @@ class EngineBase(ABC, Generic[_Handle]):
         self._output_processor = OutputProcessor(self.tokenizer)
         # By engine core; one without sinks of its own reports with the first.
         self._stat_loggers = (tuple(stat_loggers), *map(tuple, further_stat_loggers))
-        self._call_ids = itertools.count()
+        self._calls = PendingCalls()
 
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer; None with ``skip_tokenizer_init``."""
@@ -129,23 +125,9 @@ class EngineBase(ABC, Generic[_Handle]):
         """
         self._core.send(WithdrawPrefixes(list(names)))
 
-    def _send_reset(self, reset_running_requests: bool, reset_connector: bool) -> int:
-        """Ask for a reset of the prefix cache; return the id that its answer carries."""
-        call_id = next(self._call_ids)
-        self._core.send(ResetPrefixCache(call_id, reset_running_requests, reset_connector))
-        return call_id
-
-    def _ask_held(self, forget: str) -> int:
-        """Ask which prefixes are held; return the id that the answer carries."""
-        call_id = next(self._call_ids)
-        self._core.send(AskHeldPrefixes(call_id, forget))
-        return call_id
-
-    def _ask_view(self) -> int:
-        """Ask what the cache holds; return the id that the answer carries."""
-        call_id = next(self._call_ids)
-        self._core.send(AskCacheView(call_id))
-        return call_id
+    def _send_question(self, question: Question[Any]) -> Future[Answer]:
+        """Ask the core, or all of several; return what the answer comes to."""
+        return self._calls.open(question.to_message, self._core.send)
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -169,8 +151,8 @@ class EngineBase(ABC, Generic[_Handle]):
                 return self._on_step(message)
             case RequestRejected(request_id, error):
                 self._send_aborts(self._output_processor.reject(request_id, error.to_exception()))
-            case PrefixCacheReset() | HeldPrefixes() | CacheSnapshot():
-                self._on_answer(message)
+            case Answer():
+                self._calls.settle(message)
             case CoreLost(engine_index):
                 # Nothing runs there: its gauges shall not tell what was.
                 self._record(SchedulerStats(is_lost=True), None, engine_index)
@@ -187,13 +169,10 @@ class EngineBase(ABC, Generic[_Handle]):
         self._record(message.outputs.scheduler_stats, stats, message.outputs.engine_index)
         return result.outputs
 
-    @abstractmethod
-    def _on_answer(self, message: CallAnswer) -> None:
-        """Give the core's answer to who asked."""
-
     def _on_dead(self, error: EngineDeadError) -> None:
         """Tell every caller that the core is dead."""
         self._output_processor.fail_all(error)
+        self._calls.fail_all(error)
 
 
 def _load_tokenizer(vllm_config: VllmConfig) -> Tokenizer | None:

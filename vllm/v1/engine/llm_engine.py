@@ -13,7 +13,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import STOP_TIMEOUT_S, EngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_sync_engine_core
-from vllm.v1.engine.wire import CallAnswer, PrefixCacheReset
+from vllm.v1.engine.questions import Question, Reply, ResetCache
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
@@ -58,7 +58,6 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
         )
         self._stat_loggers = ((*self._stat_loggers[0], totals, *others),)
         self._pending: list[RequestOutput] = []
-        self._resets: dict[int, bool] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: "EngineArgs") -> Self:
@@ -123,10 +122,6 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             return outputs
         return self._take_in(self._core.next_message())
 
-    def _on_answer(self, message: CallAnswer) -> None:
-        if isinstance(message, PrefixCacheReset):
-            self._resets[message.call_id] = message.success
-
     def _on_dead(self, error: EngineDeadError) -> None:
         super()._on_dead(error)
         raise error
@@ -150,12 +145,21 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
         Raises:
             EngineDeadError: The core is dead.
         """
+        return self.ask(ResetCache(reset_running_requests, reset_connector))
+
+    def ask(self, question: Question[Reply]) -> Reply:
+        """Ask the core between two of its steps.
+
+        Raises:
+            EngineDeadError: The core is dead.
+            VllmError: The question is refused.
+        """
         self._check_alive()
-        call_id = self._send_reset(reset_running_requests, reset_connector)
-        while call_id not in self._resets:
+        call = self._send_question(question)
+        while not call.done():
             # Outputs of running requests meanwhile; the next step returns them.
             self._pending.extend(self._take_in(self._core.next_message()))
-        return self._resets.pop(call_id)
+        return question.read(call.result())
 
     def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Stop the core. Idempotent; also happens when the engine is collected or Python ends."""

@@ -1,9 +1,8 @@
 """Every message between the front end and the engine core, and how it becomes bytes.
 
-    front end --ToCore-->    AddRequest AbortRequests WithdrawPrefixes ResetPrefixCache TellAll
-                             AskHot PullHot Shutdown
-    front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected PrefixCacheReset
-                             HotPrefixes Pulled CoreStatus Heartbeat Dead
+    front end --ToCore-->    AddRequest AbortRequests WithdrawPrefixes Ask TellAll Shutdown
+    front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected Answer CoreStatus
+                             CoreLost CoreBack Heartbeat Dead
 
 A core first sends Ready or StartFailed, exactly once; Dead is always the last message.
 """
@@ -14,13 +13,7 @@ import msgspec
 
 from vllm import exceptions
 from vllm.exceptions import EngineError, UserInputError, VllmError
-from vllm.v1.messages import (
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    HeldPrefix,
-    HotPrefix,
-)
-from vllm.v1.metrics.stats import PullStats
+from vllm.v1.messages import EngineCoreOutputs, EngineCoreRequest
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -119,59 +112,21 @@ class WithdrawPrefixes(msgspec.Struct, frozen=True, tag="withdraw"):
     names: list[str]
 
 
-class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
-    """Forget every cached prefix; answered by PrefixCacheReset."""
-
-    call_id: int
-    reset_running_requests: bool = False
-    reset_connector: bool = False
-
-
-class AskHeldPrefixes(msgspec.Struct, frozen=True, tag="ask_held"):
-    """Say which prefixes are held, after letting go of one; answered by HeldPrefixes.
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """A question (``questions``), answered by an Answer with the same id.
 
     Attributes:
-        forget: Id of the prefix to let go of; empty: none.
+        kind: Its name.
+        body: What is asked, as MessagePack.
     """
 
     call_id: int
-    forget: str = ""
-
-
-class AskCacheView(msgspec.Struct, frozen=True, tag="ask_view"):
-    """Say what the cache holds; answered by CacheSnapshot."""
-
-    call_id: int
+    kind: str
+    body: bytes
 
 
 class TellAll(msgspec.Struct, frozen=True, tag="tell_all"):
     """Let the next CoreStatus say all there is; whoever missed one sends this."""
-
-
-class AskHot(msgspec.Struct, frozen=True, tag="ask_hot"):
-    """Hold the prefixes used most for another core to pull; answered by HotPrefixes.
-
-    Attributes:
-        max_bytes: Most of them.
-    """
-
-    call_id: int
-    max_bytes: int
-
-
-class PullHot(msgspec.Struct, frozen=True, tag="pull_hot"):
-    """Pull prefixes that others hold; answered by Pulled when that has ended.
-
-    Attributes:
-        prefixes: The most wanted first.
-        max_bytes: Most to pull.
-        seconds: For how long.
-    """
-
-    call_id: int
-    prefixes: list[HotPrefix]
-    max_bytes: int
-    seconds: float
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -213,46 +168,17 @@ class RequestRejected(msgspec.Struct, frozen=True, tag="rejected"):
     error: ErrorInfo
 
 
-class PrefixCacheReset(msgspec.Struct, frozen=True, tag="reset_done"):
-    """Whether the prefix cache could be reset."""
-
-    call_id: int
-    success: bool
-
-
-class HeldPrefixes(msgspec.Struct, frozen=True, tag="held"):
-    """The prefixes that are held, and whether the one to let go of was among them."""
-
-    call_id: int
-    prefixes: list[HeldPrefix]
-    forgotten: bool
-
-
-class CacheSnapshot(msgspec.Struct, frozen=True, tag="view"):
-    """What the cache holds.
+class Answer(msgspec.Struct, frozen=True, tag="answer", omit_defaults=True):
+    """The answer to a question.
 
     Attributes:
-        body: A ``Snapshot`` as JSON.
-        took_s: For which the core stood still.
+        body: What is answered, as MessagePack.
+        error: Why nothing is.
     """
 
     call_id: int
-    body: bytes
-    took_s: float
-
-
-class HotPrefixes(msgspec.Struct, frozen=True, tag="hot"):
-    """Prefixes that a core holds for others, the most used first."""
-
-    call_id: int
-    prefixes: list[HotPrefix]
-
-
-class Pulled(msgspec.Struct, frozen=True, tag="pulled"):
-    """What came of a pull."""
-
-    call_id: int
-    report: PullStats
+    body: bytes = b""
+    error: ErrorInfo | None = None
 
 
 class CoreStatus(msgspec.Struct, frozen=True, tag="changes", omit_defaults=True):
@@ -319,38 +245,19 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToCore = (
-    AddRequest
-    | AbortRequests
-    | WithdrawPrefixes
-    | ResetPrefixCache
-    | AskHeldPrefixes
-    | AskCacheView
-    | TellAll
-    | AskHot
-    | PullHot
-    | Shutdown
-)
+ToCore = AddRequest | AbortRequests | WithdrawPrefixes | Ask | TellAll | Shutdown
 FromCore = (
     Ready
     | StartFailed
     | StepOutputs
     | RequestRejected
-    | PrefixCacheReset
-    | HeldPrefixes
-    | HotPrefixes
-    | Pulled
+    | Answer
     | CoreStatus
     | CoreLost
     | CoreBack
-    | CacheSnapshot
     | Heartbeat
     | Dead
 )
-
-
-# Answers to calls, each with the id of its call.
-CallAnswer = PrefixCacheReset | HeldPrefixes | CacheSnapshot
 
 
 class Codec:

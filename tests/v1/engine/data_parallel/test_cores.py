@@ -16,6 +16,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.launch import launch_engine_core
+from vllm.v1.engine.questions import AskHeld, HeldReply
 
 VOCAB_SIZE = make_tokenizer().vocab_size
 _DEADLINE_S = 60.0
@@ -158,8 +159,7 @@ def test_salts_keep_prefixes_apart(in_threads, build):
 def test_held_prefixes_are_those_of_all_cores(in_threads, build):
     async def main():
         engine = build()
-        prefixes, was_there = await engine.get_held_prefixes("nobody")
-        assert (prefixes, was_there) == ([], False)
+        assert await engine.ask(AskHeld("nobody")) == HeldReply([], False)
 
     asyncio.run(main())
 

@@ -78,7 +78,8 @@ class HotLoads:
         self._bytes_left = 0
         self._is_pulling = False
         self._pulled = PullStats()
-        self._reports: list[PullStats] = []
+        # Who waits for the end of what was asked.
+        self._told: list[Callable[[PullStats], None]] = []
         # What statistics have not got yet.
         self._untold: PullStats | None = None
 
@@ -91,12 +92,26 @@ class HotLoads:
         """Whether a load is one of these."""
         return self._loading is not None and self._loading.request.request_id == request_id
 
-    def add(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
-        """Begin to pull; what was asked before goes on under the new budget."""
+    def add(
+        self,
+        prefixes: Sequence[HotPrefix],
+        max_bytes: int,
+        seconds: float,
+        tell: Callable[[PullStats], None],
+    ) -> None:
+        """Begin to pull; what was asked before goes on under the new budget.
+
+        Args:
+            prefixes: The most wanted first.
+            max_bytes: Most to pull.
+            seconds: For how long.
+            tell: Gets what came of it, once it has ended.
+        """
         now = self._clock()
         if not self._is_pulling:
             self._began, self._pulled = now, PullStats()
         self._is_pulling = True
+        self._told.append(tell)
         self._waiting.extend(prefixes)
         self._bytes_left = max_bytes
         self._deadline, self._next_at = now + seconds, now
@@ -161,8 +176,12 @@ class HotLoads:
     def _report(self, now: float) -> None:
         self._is_pulling = False
         self._pulled.seconds = now - self._began
-        self._reports.append(self._pulled)
-        self._untold = self._pulled
+        self._untold = report = self._pulled
+        told, self._told = self._told, []
+        for tell in told:
+            tell(report)
+            # Those that came while one ran went on with it.
+            report = PullStats()
         logger.info(
             "Pulled %d prefixes of %d tokens (%d bytes) of other caches in %.1f s; %d failed.",
             self._pulled.num_prefixes,
@@ -171,11 +190,6 @@ class HotLoads:
             self._pulled.seconds,
             self._pulled.num_failed,
         )
-
-    def take_reports(self) -> list[PullStats]:
-        """Drain what came of the pulls that ended."""
-        reports, self._reports = self._reports, []
-        return reports
 
     def take_stats(self) -> PullStats | None:
         """Return what the last pull came to, once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.handover.connector import TcpConnector
@@ -108,17 +108,19 @@ class NeighbourConnector(TcpConnector):
 
     # ---- taking ------------------------------------------------------------------------------
 
-    def take_hot(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
+    def take_hot(
+        self,
+        prefixes: Sequence[HotPrefix],
+        max_bytes: int,
+        seconds: float,
+        tell: Callable[[PullStats], None],
+    ) -> None:
         """Pull prefixes that neighbours hold, in order, within a budget."""
-        self._hot.add(prefixes, max_bytes, seconds)
+        self._hot.add(prefixes, max_bytes, seconds, tell)
 
     def begin_own_loads(self) -> None:
         """Begin the next pull."""
         self._hot.begin(self._orders)
-
-    def take_pull_reports(self) -> Sequence[PullStats]:
-        """Drain what came of the pulls that ended."""
-        return self._hot.take_reports()
 
     def take_pull_stats(self) -> PullStats | None:
         """Return what was pulled since the last call."""

@@ -7,10 +7,10 @@ from functools import partial, singledispatchmethod
 import msgspec
 
 from vllm.config import VllmConfig
-from vllm.exceptions import EngineCoreLostError, EngineDeadError, VllmError
+from vllm.exceptions import EngineCoreLostError, EngineDeadError, EngineError, VllmError
 from vllm.logger import init_logger
 from vllm.v1.engine.client import STOP_TIMEOUT_S, AsyncEngineCoreHandle, MailboxHandle
-from vllm.v1.engine.data_parallel.gather import Gathering, Question
+from vllm.v1.engine.data_parallel.gather import Gathering
 from vllm.v1.engine.data_parallel.router import (
     PromptHasher,
     Router,
@@ -18,24 +18,22 @@ from vllm.v1.engine.data_parallel.router import (
     make_prompt_hasher,
     with_hashes,
 )
-from vllm.v1.engine.data_parallel.warm_start import WarmStart
+from vllm.v1.engine.data_parallel.warm_start import Asker, pull_from_neighbours
+from vllm.v1.engine.pending_calls import PendingCalls
+from vllm.v1.engine.questions import Question
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequest,
-    AskCacheView,
-    AskHeldPrefixes,
-    CallAnswer,
+    Answer,
+    Ask,
     CoreBack,
     CoreLost,
     CoreStatus,
     Dead,
     ErrorInfo,
     FromCore,
-    HotPrefixes,
-    Pulled,
     Ready,
     RequestRejected,
-    ResetPrefixCache,
     StepOutputs,
     TellAll,
     ToCore,
@@ -53,7 +51,7 @@ class DataParallelCores(MailboxHandle):
     Without fault tolerance the first core that dies ends everything, as a single one would. With it
     only the requests of that core fail, and it may be started again.
 
-    Owns: the cores' handles, the router, the questions that wait for answers.
+    Owns: the cores' handles, the router, the questions that wait for each core's answers.
 
     Args:
         config: Of the engine; its ``parallel_config`` says how many cores there are.
@@ -68,8 +66,7 @@ class DataParallelCores(MailboxHandle):
         self._is_tolerant = parallel.data_parallel_fault_tolerance
         self._num_restarts_left = [parallel.data_parallel_restarts] * parallel.data_parallel_size
         self._lock = threading.RLock()
-        self._gatherings: dict[int, Gathering] = {}
-        self._warm_start = WarmStart()
+        self._calls = [PendingCalls() for _ in range(parallel.data_parallel_size)]
         self._ready: Ready | None = None
         self._router: Router | None = None
         self._hash_prompt: PromptHasher | None = None
@@ -169,20 +166,21 @@ class DataParallelCores(MailboxHandle):
             self._handles[rank].send(message)
 
     @_send.register
-    def _send_question(self, message: ResetPrefixCache | AskHeldPrefixes, router: Router) -> None:
-        self._ask(message, router.living())
-
-    @_send.register
-    def _send_view_question(self, message: AskCacheView, router: Router) -> None:
-        # A picture shows one cache.
-        self._ask(message, router.living()[:1])
-
-    def _ask(self, message: Question, ranks: Sequence[int]) -> None:
-        with self._lock:
-            self._gatherings[message.call_id] = Gathering(message, set(ranks))
-        for rank in ranks:
-            self._handles[rank].send(message)
-        self._settle_gatherings()
+    def _send_question(self, message: Ask, router: Router) -> None:
+        ranks = router.living()
+        try:
+            ranks = ranks[:1] if Question.of(message).is_for_one else ranks
+        except EngineError as error:
+            self._mailbox.put(Answer(message.call_id, error=ErrorInfo.from_exception(error)))
+            return
+        calls = [
+            self._calls[rank].open(partial(_renumber, message), self._handles[rank].send)
+            for rank in ranks
+        ]
+        Gathering(message, calls, self._mailbox.put)
+        for rank in set(ranks) - set(router.living()):
+            # It died before its question was noted here.
+            self._calls[rank].fail_all(_lost(rank))
 
     # ---- from the cores ----------------------------------------------------------------------
 
@@ -207,23 +205,8 @@ class DataParallelCores(MailboxHandle):
         self._mailbox.put(message)
 
     @_take.register
-    def _take_pull(self, message: HotPrefixes | Pulled, rank: int, router: Router) -> None:
-        self._warm_start.settle(message)
-
-    @_take.register
-    def _take_answer(self, message: CallAnswer, rank: int, router: Router) -> None:
-        with self._lock:
-            gathering = self._gatherings.get(message.call_id)
-            if gathering is not None:
-                gathering.take(rank, message)
-        self._settle_gatherings()
-
-    def _settle_gatherings(self) -> None:
-        with self._lock:
-            done = [key for key, gathering in self._gatherings.items() if gathering.is_complete]
-            answers = [self._gatherings.pop(key).merge() for key in done]
-        for answer in answers:
-            self._mailbox.put(answer)
+    def _take_answer(self, message: Answer, rank: int, router: Router) -> None:
+        self._calls[rank].settle(message)
 
     # ---- death and return --------------------------------------------------------------------
 
@@ -265,18 +248,11 @@ class DataParallelCores(MailboxHandle):
             len(lost),
             router.num_alive(),
         )
-        error = ErrorInfo(
-            EngineCoreLostError.__name__,
-            f"The engine core of data parallel rank {rank} died while it answered this request: "
-            "send it again, other cores serve on.",
-        )
+        error = ErrorInfo.from_exception(_lost(rank))
         for request_id in lost:
             self._mailbox.put(RequestRejected(request_id, error))
         self._mailbox.put(CoreLost(rank, reason))
-        with self._lock:
-            for gathering in self._gatherings.values():
-                gathering.lose(rank)
-        self._settle_gatherings()
+        self._calls[rank].fail_all(_lost(rank))
 
     def _restart(self, rank: int, router: Router) -> None:
         """Start a dead core again and send it requests once it serves."""
@@ -298,17 +274,22 @@ class DataParallelCores(MailboxHandle):
                 self._die(str(error))
             return
         handle.subscribe(partial(self._take, rank=rank, router=router))
-        self._warm(handle, router)
+        self._warm(rank, router)
         self._welcome(rank, ready, router)
 
-    def _warm(self, handle: AsyncEngineCoreHandle, router: Router) -> None:
+    def _warm(self, new: int, router: Router) -> None:
         """Let a core pull what its neighbours use most, before it gets its share."""
         parallel = self._config.parallel_config
-        neighbours = [self._handles[rank].send for rank in router.living()]
+        neighbours = [self._asker(rank) for rank in router.living()]
         if parallel.warm_pull_bytes and neighbours:
-            self._warm_start.run(
-                handle.send, neighbours, parallel.warm_pull_bytes, parallel.warm_pull_seconds
+            pull_from_neighbours(
+                self._asker(new), neighbours, parallel.warm_pull_bytes, parallel.warm_pull_seconds
             )
+
+    def _asker(self, rank: int) -> Asker:
+        """Return what puts a question to one core."""
+        calls, handle = self._calls[rank], self._handles[rank]
+        return lambda question: calls.open(question.to_message, handle.send)
 
     def _welcome(self, rank: int, ready: Ready, router: Router) -> None:
         """Send requests to a core that was started again."""
@@ -317,6 +298,17 @@ class DataParallelCores(MailboxHandle):
             "The engine core of data parallel rank %d serves again (process %d).", rank, ready.pid
         )
         self._mailbox.put(CoreBack(rank))
+
+
+def _renumber(message: Ask, call_id: int) -> Ask:
+    return Ask(call_id, message.kind, message.body)
+
+
+def _lost(rank: int) -> EngineCoreLostError:
+    return EngineCoreLostError(
+        f"The engine core of data parallel rank {rank} died while it answered this request: "
+        "send it again, other cores serve on."
+    )
 
 
 def _merge_ready(readies: list[Ready]) -> Ready:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.metrics.stats import PullStats
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.tier_view import TiersView
     from vllm.v1.messages import HotPrefix
-    from vllm.v1.metrics.stats import OffloadStats, PullStats
+    from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -188,17 +190,19 @@ class SchedulerSide(ABC):
         """Hold what is used most for another engine core to pull; the most used first."""
         return ()
 
-    def take_hot(self, prefixes: Sequence[HotPrefix], max_bytes: int, seconds: float) -> None:
-        """Pull what other engine cores hold, within a budget."""
-        return
+    def take_hot(
+        self,
+        prefixes: Sequence[HotPrefix],
+        max_bytes: int,
+        seconds: float,
+        tell: Callable[[PullStats], None],
+    ) -> None:
+        """Pull what other engine cores hold, within a budget, and tell what came of it."""
+        tell(PullStats())
 
     def take_pull_stats(self) -> PullStats | None:
         """Return what was pulled since the last call; None: nothing."""
         return None
-
-    def take_pull_reports(self) -> Sequence[PullStats]:
-        """Drain what came of the pulls that ended."""
-        return ()
 
     def explain_admission(self, request: Request) -> AdmissionNote | None:
         """Say where a request's loaded tokens lie, and why others were not loaded."""
