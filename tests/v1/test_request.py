@@ -16,6 +16,7 @@ from vllm.v1.engine import (
     PrefillStats,
 )
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request_options import RequestOptions
 from vllm.v1.utils import ConstantList
 
 
@@ -334,13 +335,12 @@ def test_from_message():
         sampling_params=SamplingParams(max_tokens=3),
         arrival_time=5.0,
         client_index=1,
-        priority=4,
-        cache_salt="salt",
-        trace_headers={"t": "1"},
+        options=RequestOptions(priority=4, cache_salt="salt", trace_headers={"t": "1"}),
     )
     request = Request.from_engine_core_request(message, get_request_block_hasher(2, sha256))
-    for name in ("request_id", "prompt_token_ids", "arrival_time", "client_index", "priority"):
+    for name in ("request_id", "prompt_token_ids", "arrival_time", "client_index", "options"):
         assert getattr(request, name) == getattr(message, name)
-    assert (request.cache_salt, request.trace_headers) == ("salt", {"t": "1"})
+    for name in ("priority", "cache_salt", "trace_headers"):
+        assert getattr(request, name) == getattr(message.options, name)
     assert request.max_tokens == 3
     assert len(request.block_hashes) == 1

@@ -227,7 +227,7 @@ class FleetCores(MailboxHandle):
         request_id = request.request_id
         try:
             request = with_hashes(request, self._hash_prompt)
-            wanted = request.data_parallel_rank
+            wanted = request.options.data_parallel_rank
             if wanted is not None and wanted not in self.living():
                 raise EngineCoreLostError(
                     f"No replica serves as rank {wanted}: choose among {list(self.living())}, or "
@@ -236,7 +236,7 @@ class FleetCores(MailboxHandle):
             hashes = shorten_all(request.block_hashes)
             num_tokens = len(request.prompt_token_ids)
             self._fleet.expect(
-                request_id, hashes, num_tokens, wanted, request.routing_key, request.tenant
+                request_id, hashes, num_tokens, wanted, request.options.routing_key, request.tenant
             )
             for number in range(_MAX_TRIES):
                 # Another name: the same replica may still be letting go of the last try.

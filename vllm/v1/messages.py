@@ -8,6 +8,7 @@ import msgspec
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
 # Reasons of a miss, as they appear in metrics and in usage records.
 FIRST_SEEN = "first_seen"
@@ -179,14 +180,11 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A validated, tokenized request on its way to the engine core.
 
     Attributes:
-        cache_boundaries: Offsets in the prompt, in tokens, that are worth a checkpoint.
-        cache_ttls: For some of them, how many seconds their prefix shall be kept at least.
         is_extra_answer: Whether it is one of ``n`` answers to a prompt, and not the first: the
             prompt is counted once.
-        data_parallel_rank: The engine core that shall run it; None: any.
         block_hashes: Of the prompt's full units, where the front end has them already.
         tenant: Whose request it is, where several share the server; None: nobody's in particular.
-        routing_key: What requests share that shall meet on one engine core, 64 bits; None: nothing.
+        options: What its client says of it.
     """
 
     request_id: str
@@ -194,16 +192,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling_params: SamplingParams
     arrival_time: float
     client_index: int = 0
-    priority: int = 0
-    cache_salt: str | None = None
-    trace_headers: dict[str, str] | None = None
     is_extra_answer: bool = False
-    cache_boundaries: list[int] = []
-    cache_ttls: dict[int, float] = {}
-    data_parallel_rank: int | None = None
     block_hashes: list[bytes] = []
     tenant: str | None = None
-    routing_key: int | None = None
+    options: RequestOptions = NO_OPTIONS
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

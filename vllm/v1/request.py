@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import UserInputError
 from vllm.utils.hashing import BlockHash
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 from vllm.v1.sequence import TokenSequence
 from vllm.v1.structured_output.reasoning import ReasoningTracker
 from vllm.v1.structured_output.request import StructuredOutputRequest
@@ -89,6 +90,7 @@ class Request(TokenSequence):
         prefill_stats: Where the prompt's tokens came from, until it is sent with an output.
         is_extra_answer: Whether it is a further answer to a prompt that another request brought.
         tenant: Whose request it is; None: nobody's in particular.
+        options: What its client said of it; those that the interface names are attributes too.
     """
 
     def __init__(
@@ -116,11 +118,13 @@ class Request(TokenSequence):
         cache_ttls: Mapping[int, float] | None = None,
         block_hashes: Sequence[BlockHash] = (),
         tenant: str | None = None,
+        options: RequestOptions = NO_OPTIONS,
     ) -> None:
         super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher, block_hashes)
         self.client_index = client_index
         self.priority = priority
         self.tenant = tenant
+        self.options = options
         self.arrival_time = time.time() if arrival_time is None else arrival_time
         self.trace_headers = trace_headers
         self.abort_immediately = abort_immediately
@@ -209,15 +213,16 @@ class Request(TokenSequence):
             sampling_params=request.sampling_params,
             client_index=request.client_index,
             arrival_time=request.arrival_time,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            trace_headers=request.trace_headers,
+            cache_salt=request.options.cache_salt,
+            priority=request.options.priority,
+            trace_headers=request.options.trace_headers,
             block_hasher=block_hasher,
             is_extra_answer=request.is_extra_answer,
-            cache_boundaries=request.cache_boundaries,
-            cache_ttls=request.cache_ttls,
+            cache_boundaries=request.options.cache_boundaries,
+            cache_ttls=request.options.cache_ttls,
             block_hashes=[BlockHash(known) for known in request.block_hashes],
             tenant=request.tenant,
+            options=request.options,
         )
 
     # ------------------------------------------------------------------- state

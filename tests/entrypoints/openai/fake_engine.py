@@ -21,6 +21,7 @@ from vllm.v1.engine.questions import (
     ViewCache,
 )
 from vllm.v1.messages import HeldPrefix, PrefillStats
+from vllm.v1.request_options import RequestOptions
 
 # A step takes longer than a response needs to send a token: else tokens would be merged.
 _TURNS_PER_TOKEN = 10
@@ -62,6 +63,7 @@ class FakeEngine:
         self.boundaries: list[list[int]] = []
         self.ranks: list[int | None] = []
         self.keys: list[str | None] = []
+        self.options: list[RequestOptions] = []
         self.living_ranks: list[int] = [0]
         self.held: list[HeldPrefix] = []
         self.keeps = True
@@ -78,23 +80,21 @@ class FakeEngine:
         prompt: TokensPrompt,
         sampling_params: SamplingParams,
         sink: OutputSink,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        data_parallel_rank: int | None = None,
-        prompt_cache_key: str | None = None,
+        options: RequestOptions,
     ) -> Callable[[], None]:
         """Put the scripted answer into the sink."""
         token_ids = prompt["prompt_token_ids"]
-        self.ranks.append(data_parallel_rank)
-        self.keys.append(prompt_cache_key)
-        self.boundaries.append(prompt.get("cache_boundaries", []))
-        for offset, seconds in prompt.get("cache_ttls", {}).items():
+        self.ranks.append(options.data_parallel_rank)
+        self.keys.append(options.prompt_cache_key)
+        self.boundaries.append(options.cache_boundaries)
+        for offset, seconds in options.cache_ttls.items():
             expires_in = None if seconds in (0.0, float("inf")) else seconds
             name = f"{request_id}-00000001"
             held = HeldPrefix(name, offset, 3, seconds > 0, expires_in, 0)
             self.held += [held] * self.keeps
-        self.jobs.append((token_ids, sampling_params, request_id, priority, cache_salt))
+        self.options.append(options)
+        job = (token_ids, sampling_params, request_id, options.priority, options.cache_salt)
+        self.jobs.append(job)
         if self.refuse is not None and len(self.jobs) > self.refuse_from:
             raise self.refuse
 

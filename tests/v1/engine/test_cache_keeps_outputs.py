@@ -32,6 +32,7 @@ from vllm.v1.core.retention.sizes import max_request_blocks
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.messages import EngineCoreRequest, FinishReason, LogprobsRows, PrefillStats
+from vllm.v1.request_options import RequestOptions
 
 pytestmark = pytest.mark.slow
 
@@ -120,9 +121,8 @@ class Session:
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
             **params,
         )
-        message = EngineCoreRequest(
-            request_id, prompt, sampling, time.time(), cache_ttls=cache_ttls or {}
-        )
+        options = RequestOptions(cache_ttls=cache_ttls or {})
+        message = EngineCoreRequest(request_id, prompt, sampling, time.time(), options=options)
         self.prompts[request_id] = (prompt, max_tokens)
         self.answers[request_id] = Answer()
         self.core.add_request(self.core.make_request(message))

@@ -7,6 +7,7 @@ from vllm.exceptions import UserInputError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.wire import AddRequest, Codec
+from vllm.v1.request_options import RequestOptions
 from vllm.v1.structured_output.limits import read_schema
 
 TOKENIZER = make_tokenizer()
@@ -20,7 +21,8 @@ def processor(config):
 
 def process(processor, prompt="hello", request_params=None, **kwargs):
     params = request_params or SamplingParams()
-    return processor.process("r", processor.parse_prompt(prompt), params, **kwargs)
+    options = RequestOptions(**kwargs)
+    return processor.process("r", processor.parse_prompt(prompt), params, options)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +151,15 @@ def test_bad_salts_are_refused(processor, salt):
 
 
 def test_a_salt_comes_from_the_call_or_the_prompt(processor):
-    assert process(processor, cache_salt="s").cache_salt == "s"
-    assert process(processor, {"prompt": "hello", "cache_salt": "p"}).cache_salt == "p"
+    assert process(processor, cache_salt="s").options.cache_salt == "s"
+    assert process(processor, {"prompt": "hello", "cache_salt": "p"}).options.cache_salt == "p"
 
 
 def test_priority_needs_its_policy(processor, config):
     with pytest.raises(UserInputError, match="--scheduling-policy priority"):
         process(processor, priority=1)
-    assert process(InputProcessor(config(policy="priority"), TOKENIZER), priority=1).priority == 1
+    made = process(InputProcessor(config(policy="priority"), TOKENIZER), priority=1)
+    assert made.options.priority == 1
 
 
 def test_sampling_defaults_of_the_checkpoint(config):
@@ -171,8 +174,8 @@ def test_sampling_defaults_of_the_checkpoint(config):
 
 def test_boundaries_worth_a_checkpoint_travel_with_the_prompt(processor):
     request = process(processor, {"prompt_token_ids": [1, 2, 3], "cache_boundaries": [2, 3]})
-    assert request.cache_boundaries == [2, 3]
-    assert process(processor).cache_boundaries == []
+    assert request.options.cache_boundaries == [2, 3]
+    assert process(processor).options.cache_boundaries == []
 
 
 @pytest.mark.parametrize("boundaries", [[0], [4], [-1], [True], ["1"], [1] * 17])
@@ -214,8 +217,8 @@ def test_a_schema_holds_numbers_of_any_size(processor):
 
 def test_a_cache_key_is_the_same_number_in_every_process(processor):
     made = [process(processor, prompt_cache_key=key) for key in ("a", "b", "a", None)]
-    assert [request.routing_key for request in made[::2]] == [3405396810240292928] * 2
-    assert made[1].routing_key != made[0].routing_key
-    assert made[3].routing_key is None
+    assert [request.options.routing_key for request in made[::2]] == [3405396810240292928] * 2
+    assert made[1].options.routing_key != made[0].options.routing_key
+    assert made[3].options.routing_key is None
     sent = Codec().decode_to_core(Codec().encode(AddRequest(made[0])))
     assert sent.request == made[0]

@@ -17,6 +17,7 @@ from vllm.v1.engine import (
 )
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.iteration_stats import IterationStats
+from vllm.v1.request_options import RequestOptions
 
 TOKENIZER = make_tokenizer()
 ABC = [TOKENIZER.encode(c)[0] for c in "abcdefgh"]
@@ -47,16 +48,12 @@ def test_every_answer_carries_the_whole_request():
         [1, 2, 3],
         SamplingParams(n=2, seed=7),
         1.0,
-        priority=3,
-        cache_salt="s",
-        cache_boundaries=[2],
-        cache_ttls={2: 300.0},
+        options=RequestOptions(priority=3, cache_salt="s"),
     )
     first, second = OutputProcessor(TOKENIZER).add_request(request, "abc", None)
     assert (first.is_extra_answer, second.is_extra_answer) == (False, True)
     for child in (first, second):
-        assert (child.priority, child.cache_salt) == (3, "s")
-        assert (child.cache_boundaries, child.cache_ttls) == ([2], {2: 300.0})
+        assert child.options == request.options
 
 
 def step(processor, *outputs, stats=None):

@@ -39,6 +39,7 @@ from vllm.v1.engine.wire import (
     WithdrawPrefixes,
 )
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from vllm.v1.request_options import RequestOptions
 
 INFO = KVCacheInfo(
     num_blocks=9,
@@ -63,8 +64,9 @@ PARAMS = SamplingParams(
     output_kind=RequestOutputKind.DELTA,
     extra_args={"kv_transfer_params": {"x": [1]}},
 )
+OPTIONS = RequestOptions(priority=-1, cache_salt="s", prompt_cache_key="k")
 TO_CORE = [
-    AddRequest(EngineCoreRequest("r", [1, 2], PARAMS, 1.5, priority=-1, cache_salt="s")),
+    AddRequest(EngineCoreRequest("r", [1, 2], PARAMS, 1.5, options=OPTIONS)),
     AbortRequests(["a"]),
     WithdrawPrefixes(["a", "b"]),
     Ask(3, "ResetCache", b"\x80"),

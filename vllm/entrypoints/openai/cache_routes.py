@@ -24,6 +24,7 @@ from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 from vllm.v1.engine.questions import AskHeld
 from vllm.v1.messages import HeldPrefix
+from vllm.v1.request_options import RequestOptions
 
 cache_router = APIRouter(tags=["prefix cache"])
 
@@ -88,16 +89,16 @@ async def keep_prefix(body: CachePrefixRequest, request: Request, context: Conte
     name = f"prefix-{uuid.uuid4().hex[:16]}"
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     num_tokens = len(token_ids)
+    options = RequestOptions(
+        cache_salt=body.cache_salt, cache_boundaries=[num_tokens], cache_ttls={num_tokens: seconds}
+    )
     # Each of several cores keeps it: prompts that begin with it may go to any.
     jobs = [
         Job(
             f"{name}-{rank}" if rank else name,
             token_ids,
             params,
-            cache_salt=body.cache_salt,
-            cache_boundaries=(num_tokens,),
-            cache_ttls={num_tokens: seconds},
-            data_parallel_rank=rank,
+            options.replace(data_parallel_rank=rank),
         )
         for rank in context.engine.living_ranks
     ]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from vllm.entrypoints.openai.field_names import NO_NAMES, fields_named, name_fields
@@ -17,6 +17,7 @@ from vllm.v1.engine.data_parallel.predictions import Prediction
 from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.questions import Question, Reply
 from vllm.v1.messages import PrefillStats
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
 
 class EngineClient(Protocol):
@@ -36,11 +37,7 @@ class EngineClient(Protocol):
         prompt: TokensPrompt,
         params: SamplingParams,
         sink: OutputSink,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        data_parallel_rank: int | None = None,
-        prompt_cache_key: str | None = None,
+        options: RequestOptions,
     ) -> Callable[[], None]:
         """Run a request whose outputs go to ``sink``; return what aborts it."""
 
@@ -64,12 +61,7 @@ class Job:
     request_id: str
     token_ids: list[int]
     params: SamplingParams
-    priority: int = 0
-    cache_salt: str | None = None
-    cache_boundaries: Sequence[int] = ()
-    cache_ttls: Mapping[int, float] = field(default_factory=dict)
-    data_parallel_rank: int | None = None
-    prompt_cache_key: str | None = None
+    options: RequestOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +135,9 @@ class EngineStream:
     async def _submit(self, index: int) -> None:
         job = self._jobs[index]
         prompt = TokensPrompt(prompt_token_ids=job.token_ids)
-        if job.cache_boundaries:
-            prompt["cache_boundaries"] = list(job.cache_boundaries)
-        if job.cache_ttls:
-            prompt["cache_ttls"] = dict(job.cache_ttls)
+        sink = _JobSink(self, index)
         self._leaves[index] = await self._engine.submit(
-            job.request_id,
-            prompt,
-            job.params,
-            _JobSink(self, index),
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            data_parallel_rank=job.data_parallel_rank,
-            prompt_cache_key=job.prompt_cache_key,
+            job.request_id, prompt, job.params, sink, job.options
         )
 
     def put(self, index: int, output: RequestOutput) -> None:

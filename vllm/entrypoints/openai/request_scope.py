@@ -16,6 +16,7 @@ from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields, ignored_fields_header
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.entrypoints.openai.sampling import read_options
 from vllm.exceptions import UserInputError
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
@@ -137,6 +138,7 @@ def make_stream(
         UserInputError: A sampling field is wrong for one of the prompts.
     """
     rank = header_data_parallel_rank(scope.raw_request)
+    options = read_options(body).replace(data_parallel_rank=rank)
     # Two clients may send the same X-Request-Id at a time; the engine's ids must differ.
     unique = uuid.uuid4().hex[:8]
     with fields_named(field_names):
@@ -146,12 +148,9 @@ def make_stream(
             request_id=f"{scope.response_id}-{i}-{unique}",
             token_ids=prompt.token_ids,
             params=params[i],
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            cache_boundaries=prompt.cache_boundaries,
-            cache_ttls=prompt.cache_ttls,
-            data_parallel_rank=rank,
-            prompt_cache_key=body.prompt_cache_key,
+            options=options.replace(
+                cache_boundaries=list(prompt.cache_boundaries), cache_ttls=dict(prompt.cache_ttls)
+            ),
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -11,9 +11,8 @@ from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.structured_fields import make_structured_outputs
 from vllm.exceptions import ContextLengthError, UnsupportedFeatureError, UserInputError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.request_options import RequestOptions
 
-_MAX_SALT_CHARS = 128
-_SALT_FORBIDDEN = "@/\\\0"
 _MAX_REQUEST_ID_CHARS = 256
 # Optional fields that mean the same here and in SamplingParams.
 _PLAIN_FIELDS = (
@@ -47,6 +46,14 @@ class LogprobsOptions:
     prompt: int | None = None
 
 
+def read_options(request: SamplingRequest) -> RequestOptions:
+    """Return the options that a request names: its fields of their names."""
+    kind = type(request).options_type
+    known = type(request).model_fields.keys() & set(kind.__struct_fields__)
+    given = {name: getattr(request, name) for name in known}
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
 def check_request(request: SamplingRequest, served_model: ServedModel) -> None:
     """Check the shared fields that SamplingParams does not.
 
@@ -68,8 +75,7 @@ def check_request(request: SamplingRequest, served_model: ServedModel) -> None:
         raise UserInputError(
             "prompt_logprobs is not available in a stream: set stream to false.", "prompt_logprobs"
         )
-    _check_priority(request.priority, served_model)
-    _check_salt(request.cache_salt)
+    read_options(request).check(has_priorities=served_model.has_priority)
     _check_request_id(request.request_id)
     _check_transfer(request, served_model)
 
@@ -114,30 +120,6 @@ def _check_request_id(request_id: str | None) -> None:
             f"request_id must be at most {_MAX_REQUEST_ID_CHARS} printable characters.",
             "request_id",
         )
-
-
-def _check_priority(priority: int | None, served_model: ServedModel) -> None:
-    if not priority:
-        return
-    if not served_model.has_priority:
-        raise UserInputError(
-            f"priority={priority} has no effect here: start the server with --scheduling-policy "
-            "priority, or leave it out.",
-            "priority",
-        )
-    if not -(2**31) <= priority < 2**31:
-        raise UserInputError(f"priority={priority} must be a signed 32-bit integer.", "priority")
-
-
-def _check_salt(salt: str | None) -> None:
-    if salt is None:
-        return
-    if not 1 <= len(salt) <= _MAX_SALT_CHARS:
-        raise UserInputError(
-            f"cache_salt has {len(salt)} characters: give 1 to {_MAX_SALT_CHARS}.", "cache_salt"
-        )
-    if any(char in salt for char in _SALT_FORBIDDEN):
-        raise UserInputError("cache_salt must hold none of @, /, \\ and NUL.", "cache_salt")
 
 
 def check_token_id(token_id: Any, vocab_size: int, param: str) -> None:

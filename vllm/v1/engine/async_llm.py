@@ -5,9 +5,9 @@ import contextlib
 import contextvars
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -42,6 +42,7 @@ from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.metrics.tracing import current_trace_headers
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
 if TYPE_CHECKING:
     from vllm.v1.engine.engine_args import AsyncEngineArgs
@@ -113,16 +114,12 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         prompt: PromptType,
         sampling_params: SamplingParams,
         request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        data_parallel_rank: int | None = None,
-        prompt_cache_key: str | None = None,
+        **options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Submit a request and yield its outputs as they come.
 
-        Cancelling or closing the iterator aborts the request and frees its blocks.
+        Cancelling or closing the iterator aborts the request and frees its blocks. ``options`` are
+        the fields of ``RequestOptions``: ``priority``, ``cache_salt``, ``trace_headers``, ...
 
         Raises:
             UserInputError: The request is wrong.
@@ -131,16 +128,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             ShuttingDownError: The engine drains.
             EngineDeadError: The core is dead, or died meanwhile.
         """
-        stream = await self.add_request(
-            request_id,
-            prompt,
-            sampling_params,
-            priority=priority,
-            cache_salt=cache_salt,
-            trace_headers=trace_headers,
-            data_parallel_rank=data_parallel_rank,
-            prompt_cache_key=prompt_cache_key,
-        )
+        stream = await self.add_request(request_id, prompt, sampling_params, **options)
         async with contextlib.aclosing(stream):
             async for output in stream:
                 yield output
@@ -150,12 +138,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         request_id: str,
         prompt: PromptType,
         params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        data_parallel_rank: int | None = None,
-        prompt_cache_key: str | None = None,
+        **options: Any,
     ) -> RequestStream:
         """Check and submit a request; return its stream. For callers that answer errors at once.
 
@@ -163,17 +146,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             As :meth:`generate`.
         """
         queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
-        leave = await self.submit(
-            request_id,
-            prompt,
-            params,
-            queue,
-            priority=priority,
-            cache_salt=cache_salt,
-            trace_headers=trace_headers,
-            data_parallel_rank=data_parallel_rank,
-            prompt_cache_key=prompt_cache_key,
-        )
+        leave = await self.submit(request_id, prompt, params, queue, RequestOptions(**options))
         return RequestStream(request_id, queue, leave)
 
     async def submit(
@@ -182,12 +155,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         prompt: PromptType,
         params: SamplingParams,
         sink: OutputSink,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        data_parallel_rank: int | None = None,
-        prompt_cache_key: str | None = None,
+        options: RequestOptions = NO_OPTIONS,
     ) -> Callable[[], None]:
         """Check and submit a request whose outputs go straight to ``sink``, in the event loop.
 
@@ -207,12 +175,8 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             request_id,
             parsed,
             params,
+            options.replace(trace_headers=options.trace_headers or current_trace_headers.get()),
             arrival_time=arrival_time,
-            priority=priority,
-            cache_salt=cache_salt,
-            trace_headers=trace_headers or current_trace_headers.get(),
-            data_parallel_rank=data_parallel_rank,
-            prompt_cache_key=prompt_cache_key,
         )
         # Again: tokenizing may have taken a while.
         self._check_open()
@@ -247,8 +211,9 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
                 IterationStats(rejection_reason=error.limit, tenant_rejections_iter=refused),
             )
             raise
-        salt = tenant_salt(tenant, request.cache_salt)
-        return msgspec.structs.replace(request, tenant=tenant.name, cache_salt=salt)
+        salt = tenant_salt(tenant, request.options.cache_salt)
+        options = request.options.replace(cache_salt=salt)
+        return msgspec.structs.replace(request, tenant=tenant.name, options=options)
 
     def _record(
         self,

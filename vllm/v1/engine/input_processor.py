@@ -2,34 +2,29 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.exceptions import ContextLengthError, UserInputError
-from vllm.inputs import MAX_CACHE_BOUNDARIES, PromptType, TextPrompt, TokensPrompt
+from vllm.inputs import PromptType, TextPrompt, TokensPrompt
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.generation_defaults import answer_limit, sampling_defaults
 from vllm.v1.engine.params_completion import complete_from_tokenizer
 from vllm.v1.messages import EngineCoreRequest
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
-_MAX_SALT_CHARS = 128
 _PROMPT_FIELDS = TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys()
-# Characters that keys of external caches (paths, addresses) cannot carry.
-_SALT_FORBIDDEN = "@/\\\0"
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """A prompt in one form: its tokens, and its text where it is known."""
+    """A prompt in one form: its tokens, its text where it is known, the options it brings."""
 
     token_ids: list[int]
     text: str | None
-    cache_salt: str | None
-    cache_boundaries: list[int] = field(default_factory=list)
-    cache_ttls: dict[int, float] = field(default_factory=dict)
+    options: RequestOptions = NO_OPTIONS
 
 
 class InputProcessor:
@@ -82,11 +77,11 @@ class InputProcessor:
             UserInputError: It is of no known form, or text without a tokenizer.
         """
         if isinstance(prompt, str):
-            return ParsedPrompt(self._encode(prompt), prompt, None)
+            return ParsedPrompt(self._encode(prompt), prompt)
         if isinstance(prompt, Mapping):
             return self._parse_mapping(prompt)
         if isinstance(prompt, list):
-            return ParsedPrompt(list(prompt), None, None)
+            return ParsedPrompt(list(prompt), None)
         raise UserInputError(
             "prompt must be a text, a list of token ids, or an object with prompt or "
             f"prompt_token_ids, not {type(prompt).__name__}.",
@@ -112,9 +107,12 @@ class InputProcessor:
                     "The prompt object has neither prompt nor prompt_token_ids: give one.", "prompt"
                 )
             token_ids = self._encode(text)
-        boundaries = list(prompt.get("cache_boundaries") or ())
-        ttls = dict(prompt.get("cache_ttls") or {})
-        return ParsedPrompt(list(token_ids), text, prompt.get("cache_salt"), boundaries, ttls)
+        options = RequestOptions(
+            cache_salt=prompt.get("cache_salt"),
+            cache_boundaries=list(prompt.get("cache_boundaries") or ()),
+            cache_ttls=dict(prompt.get("cache_ttls") or {}),
+        )
+        return ParsedPrompt(list(token_ids), text, options)
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -201,32 +199,6 @@ class InputProcessor:
                 "stop",
             )
 
-    def _check_salt(self, salt: str | None) -> None:
-        if salt is None:
-            return
-        if not isinstance(salt, str) or not 1 <= len(salt) <= _MAX_SALT_CHARS:
-            raise UserInputError(
-                f"cache_salt must be a text of 1 to {_MAX_SALT_CHARS} characters.", "cache_salt"
-            )
-        if any(char in _SALT_FORBIDDEN for char in salt):
-            raise UserInputError("cache_salt must not contain '@', '/', '\\' or NUL.", "cache_salt")
-
-    @staticmethod
-    def _check_boundaries(boundaries: Sequence[Any], num_tokens: int) -> None:
-        if len(boundaries) > MAX_CACHE_BOUNDARIES:
-            raise UserInputError(
-                f"cache_boundaries holds {len(boundaries)} offsets: give at most "
-                f"{MAX_CACHE_BOUNDARIES}.",
-                "cache_boundaries",
-            )
-        for offset in boundaries:
-            if type(offset) is not int or not 0 < offset <= num_tokens:
-                raise UserInputError(
-                    f"cache_boundaries holds {offset!r}: give offsets in tokens, from 1 to the "
-                    f"prompt's {num_tokens}.",
-                    "cache_boundaries",
-                )
-
     def _truncate(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
         """Keep the prompt's last tokens, as many as the request says."""
         if params.truncate_prompt_tokens is None:
@@ -239,7 +211,9 @@ class InputProcessor:
         )
         if len(kept) == len(prompt.token_ids):
             return prompt
-        return ParsedPrompt(kept, None, prompt.cache_salt)
+        # Offsets were those of the whole prompt.
+        options = prompt.options.replace(cache_boundaries=[], cache_ttls={})
+        return ParsedPrompt(kept, None, options)
 
     # ---- all together ------------------------------------------------------------------------
 
@@ -248,67 +222,35 @@ class InputProcessor:
         request_id: str,
         prompt: ParsedPrompt,
         params: SamplingParams,
+        options: RequestOptions = NO_OPTIONS,
         *,
         arrival_time: float | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        data_parallel_rank: int | None = None,
-        prompt_cache_key: str | None = None,
     ) -> EngineCoreRequest:
         """Check a request and fill in the model's defaults.
 
         Args:
+            request_id: Names it.
+            prompt: Its prompt, with the options that came with it.
+            params: How to answer.
+            options: Go before those of the prompt.
             arrival_time: Monotonic seconds; None: now.
-            data_parallel_rank: The engine core that shall run it; None: any.
-            prompt_cache_key: What requests share that shall meet on one engine core; None: nothing.
 
         Raises:
             UserInputError: Something is wrong; ``param`` names the field.
         """
-        prompt = self._truncate(prompt, params)
+        told = options.over(prompt.options)
+        headers = told.trace_headers
+        told = told.replace(trace_headers=dict(headers) if headers else None)
+        prompt = self._truncate(ParsedPrompt(prompt.token_ids, prompt.text, told), params)
         self._check_prompt(prompt.token_ids)
-        salt = cache_salt if cache_salt is not None else prompt.cache_salt
-        self._check_salt(salt)
-        self._check_boundaries(prompt.cache_boundaries, len(prompt.token_ids))
-        check_data_parallel_rank(data_parallel_rank, self._num_cores)
-        if priority != 0 and not self._is_priority:
-            raise UserInputError(
-                f"priority={priority} has no effect with the scheduling policy 'fcfs': leave it "
-                "out, or start the server with --scheduling-policy priority.",
-                "priority",
-            )
+        prompt.options.check(has_priorities=self._is_priority, num_cores=self._num_cores)
+        prompt.options.check_offsets(len(prompt.token_ids))
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
             sampling_params=self._complete_params(params, prompt.token_ids),
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
-            priority=priority,
-            cache_salt=salt,
-            trace_headers=dict(trace_headers) if trace_headers else None,
-            cache_boundaries=prompt.cache_boundaries,
-            cache_ttls=prompt.cache_ttls,
-            data_parallel_rank=data_parallel_rank,
-            routing_key=None if prompt_cache_key is None else _make_routing_key(prompt_cache_key),
-        )
-
-
-def _make_routing_key(text: str) -> int:
-    """Return 64 bits of a text's hash, the same in every process."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def check_data_parallel_rank(rank: int | None, num_cores: int) -> None:
-    """Refuse an engine core that there is not.
-
-    Raises:
-        UserInputError: The rank is out of range.
-    """
-    if rank is not None and not 0 <= rank < num_cores:
-        raise UserInputError(
-            f"X-data-parallel-rank: {rank} is out of range: this server has engine cores 0 to "
-            f"{num_cores - 1}.",
-            "X-data-parallel-rank",
+            options=prompt.options,
         )
 
 

@@ -1,7 +1,7 @@
 """The synchronous engine: add requests, step, read outputs."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry
 
@@ -18,6 +18,7 @@ from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
 from vllm.v1.metrics.sinks import make_sinks
+from vllm.v1.request_options import RequestOptions
 
 if TYPE_CHECKING:
     from vllm.v1.engine.engine_args import EngineArgs
@@ -71,12 +72,9 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
         request_id: str,
         prompt: PromptType,
         params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        trace_headers: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> None:
-        """Queue a request for the following steps.
+        """Queue a request for the following steps; ``options`` are fields of ``RequestOptions``.
 
         Raises:
             UserInputError: Something about it is wrong.
@@ -88,9 +86,7 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             request_id,
             parsed,
             params,
-            priority=priority,
-            cache_salt=cache_salt,
-            trace_headers=trace_headers,
+            RequestOptions(**options),
         )
         self._submit(request, parsed.text, None)
 

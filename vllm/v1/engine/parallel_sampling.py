@@ -66,7 +66,7 @@ class ParentRequest:
         params = self._request.sampling_params
         return RequestSummary(
             request_id=self.external_id,
-            trace_headers=self._request.trace_headers or {},
+            trace_headers=self._request.options.trace_headers or {},
             temperature=params.temperature,
             top_p=params.top_p,
             num_generation_tokens=self._num_generated,

@@ -9,6 +9,7 @@ from vllm.v1.engine.data_parallel.directory import CacheShape
 from vllm.v1.engine.data_parallel.router import Router, RouterSettings
 from vllm.v1.engine.wire import CoreStatus
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.request_options import RequestOptions
 
 UNIT = 32
 
@@ -24,7 +25,7 @@ def request(name: str, units: list[int], rank: int | None = None) -> EngineCoreR
         [0] * (len(units) * UNIT + 1),
         SamplingParams(),
         0.0,
-        data_parallel_rank=rank,
+        options=RequestOptions(data_parallel_rank=rank),
         block_hashes=[bytes(24) + unit.to_bytes(8, "big") for unit in units],
     )
 
@@ -52,7 +53,12 @@ def test_front_ends_that_know_nothing_of_each_other_agree_on_a_key() -> None:
     """A burst of requests with a common prefix, spread over server processes."""
     for key in range(20):
         routers = [make_router(4) for _ in range(3)]
-        asked = [replace(request(str(i), [1, 2, 3, 4 + i]), routing_key=key) for i in range(9)]
+        asked = [
+            replace(
+                request(str(i), [1, 2, 3, 4 + i]), options=RequestOptions(prompt_cache_key=str(key))
+            )
+            for i in range(9)
+        ]
         homes = {routers[i % 3].route(one) for i, one in enumerate(asked)}
         assert len(homes) == 1
         # What is cached elsewhere outweighs it.

@@ -16,6 +16,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from vllm.entrypoints.openai.protocol.fields import CHAT, COMPLETIONS
+from vllm.v1.request_options import RequestOptions
 
 
 def _check_text(text: str) -> str:
@@ -109,9 +110,11 @@ class SamplingRequest(_Body):
 
     Attributes:
         route: Of ``fields.KNOWN_FIELDS``.
+        options_type: Gets the values of fields that it has too.
     """
 
     route: ClassVar[str] = COMPLETIONS
+    options_type: ClassVar[type[RequestOptions]] = RequestOptions
 
     model: Text | None = Field(None, description="A served name; the default when absent.")
     n: Whole | None = None

@@ -113,9 +113,9 @@ class Router:
             request.request_id,
             hashes,
             len(request.prompt_token_ids),
-            request.data_parallel_rank,
+            request.options.data_parallel_rank,
             kept,
-            request.routing_key,
+            request.options.routing_key,
             request.tenant,
         )
 

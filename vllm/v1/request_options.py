@@ -1,0 +1,140 @@
+"""What a client may say of a request, beside its prompt and its sampling parameters.
+
+    body of the API --same name--> RequestOptions --whole--> engine --whole--> Request in the core
+
+To add an option: a field of the API's body (``protocol/requests.py``), a field of the same name
+here, with what it means and what is refused, and its use: ``request.options.<name>``. Whatever lies
+between hands options on whole.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any, Self
+
+import msgspec
+
+from vllm.exceptions import UserInputError
+from vllm.inputs import MAX_CACHE_BOUNDARIES
+
+_MAX_SALT_CHARS = 128
+# Characters that keys of external caches (paths, addresses) cannot carry.
+_SALT_FORBIDDEN = "@/\\\0"
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of one request.
+
+    Attributes:
+        priority: Lower runs earlier, with priority scheduling.
+        cache_salt: Prefixes are reused only under equal salts.
+        cache_boundaries: Offsets in the prompt, in tokens, that are worth a checkpoint.
+        cache_ttls: For some of them, how many seconds their prefix shall be kept at least.
+        trace_headers: Of the caller's trace.
+        data_parallel_rank: The engine core that shall run it; None: any.
+        prompt_cache_key: What requests share that shall meet on one engine core; None: nothing.
+    """
+
+    priority: int = 0
+    cache_salt: str | None = None
+    cache_boundaries: list[int] = []
+    cache_ttls: dict[int, float] = {}
+    trace_headers: dict[str, str] | None = None
+    data_parallel_rank: int | None = None
+    prompt_cache_key: str | None = None
+
+    def over(self, others: RequestOptions) -> Self:
+        """Return these options, with others' where these say nothing."""
+        taken = {
+            name: getattr(others, name)
+            for name in others.__struct_fields__
+            if getattr(self, name) == getattr(NO_OPTIONS, name)
+        }
+        return self.replace(**taken)
+
+    def replace(self, **fields: Any) -> Self:
+        """Return these options with other values."""
+        return msgspec.structs.replace(self, **fields)
+
+    @property
+    def routing_key(self) -> int | None:
+        """64 bits of what requests share that shall meet, the same in every process."""
+        if self.prompt_cache_key is None:
+            return None
+        digest = blake2b(self.prompt_cache_key.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
+
+    # ---- what is refused ---------------------------------------------------------------------
+
+    def check(self, *, has_priorities: bool, num_cores: int = 1) -> None:
+        """Refuse what no prompt could have.
+
+        Args:
+            has_priorities: Whether the scheduler looks at priorities.
+            num_cores: Engine cores of this server.
+
+        Raises:
+            UserInputError: An option is wrong; ``param`` names it.
+        """
+        if self.priority and not has_priorities:
+            raise UserInputError(
+                f"priority={self.priority} has no effect with the scheduling policy 'fcfs': leave "
+                "it out, or start the server with --scheduling-policy priority.",
+                "priority",
+            )
+        if not -(2**31) <= self.priority < 2**31:
+            raise UserInputError(
+                f"priority={self.priority} must be a signed 32-bit integer.", "priority"
+            )
+        _check_salt(self.cache_salt)
+        check_data_parallel_rank(self.data_parallel_rank, num_cores)
+
+    def check_offsets(self, num_prompt_tokens: int) -> None:
+        """Refuse offsets that a prompt does not have.
+
+        Raises:
+            UserInputError: There are too many, or one lies outside.
+        """
+        boundaries: list[Any] = self.cache_boundaries
+        if len(boundaries) > MAX_CACHE_BOUNDARIES:
+            raise UserInputError(
+                f"cache_boundaries holds {len(boundaries)} offsets: give at most "
+                f"{MAX_CACHE_BOUNDARIES}.",
+                "cache_boundaries",
+            )
+        for offset in boundaries:
+            if type(offset) is not int or not 0 < offset <= num_prompt_tokens:
+                raise UserInputError(
+                    f"cache_boundaries holds {offset!r}: give offsets in tokens, from 1 to the "
+                    f"prompt's {num_prompt_tokens}.",
+                    "cache_boundaries",
+                )
+
+
+# Options do not change: one object serves all requests without.
+NO_OPTIONS = RequestOptions()
+
+
+def _check_salt(salt: Any) -> None:
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not 1 <= len(salt) <= _MAX_SALT_CHARS:
+        raise UserInputError(
+            f"cache_salt must be a text of 1 to {_MAX_SALT_CHARS} characters.", "cache_salt"
+        )
+    if any(char in _SALT_FORBIDDEN for char in salt):
+        raise UserInputError("cache_salt must not contain '@', '/', '\\' or NUL.", "cache_salt")
+
+
+def check_data_parallel_rank(rank: int | None, num_cores: int) -> None:
+    """Refuse an engine core that there is not.
+
+    Raises:
+        UserInputError: The rank is out of range.
+    """
+    if rank is not None and not 0 <= rank < num_cores:
+        raise UserInputError(
+            f"X-data-parallel-rank: {rank} is out of range: this server has engine cores 0 to "
+            f"{num_cores - 1}.",
+            "X-data-parallel-rank",
+        )
