@@ -5,14 +5,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 # Beats per timeout: a few may be late without harm.
 BEATS_PER_TIMEOUT = 8
 _MAX_INTERVAL_S = 1.0
 # A step that computes may take this many timeouts (a first big prefill on a slow machine) ...
 LONG_STEP_TIMEOUTS = 4
-# ... where computing means that the thread uses at least this share of a core. One that waits for a
-# lock or a dead device uses none.
+# ... where computing means that it uses a core, or waits for one, for at least this share of the
+# time. One that waits for a lock or a dead device does neither.
 COMPUTING_SHARE = 0.2
 
 
@@ -21,43 +22,80 @@ def beat_interval_s(timeout_s: float) -> float:
     return min(_MAX_INTERVAL_S, timeout_s / BEATS_PER_TIMEOUT)
 
 
-def family_cpu_clock() -> Callable[[], float]:
-    """Return a clock of what the main thread and the processes it started have used.
+class Effort(NamedTuple):
+    """What threads have spent so far.
 
-    Of the latter only where the system tells (Linux): a thread that waits for workers in processes
-    of their own computes as long as they do.
+    A machine that is busy with something else lets a healthy thread wait for a core, so that alone
+    tells nothing of a thread that hangs: that one waits for a lock or a device, in no queue.
+
+    Attributes:
+        used_s: CPU seconds.
+        queued_s: Seconds in which they could have run and had no core; 0 where the system does not
+            tell.
     """
-    own_clock = main_thread_cpu_clock()
-    started = Path(f"/proc/self/task/{os.getpid()}/children")
 
-    def read() -> float:
-        try:
-            children = started.read_text().split()
-        except OSError:
-            children = []
-        return own_clock() + sum(map(_read_cpu_s, children))
+    used_s: float = 0.0
+    queued_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of wanting to compute."""
+        return self.used_s + self.queued_s
+
+
+def family_effort_clock() -> Callable[[], Effort]:
+    """Return a clock of who computes a step, with the main thread of this process.
+
+    These are the threads that Python did not start (those of kernels) and the processes that this
+    one started: a thread that waits for workers computes as long as they do. Where the system does
+    not tell of others (it is not Linux), the main thread alone.
+    """
+    main_thread = threading.main_thread()
+    own_clock = thread_effort_clock(main_thread)
+    threads = Path("/proc/self/task")
+    started = threads / str(os.getpid()) / "children"
+
+    def read() -> Effort:
+        pythons = {thread.native_id for thread in threading.enumerate()}
+        others = [task for task in _list(threads) if int(task.name) not in pythons]
+        others += [task for child in _read_words(started) for task in _list_threads(child)]
+        efforts = [own_clock(), *map(_read_effort, others)]
+        return Effort(sum(e.used_s for e in efforts), sum(e.queued_s for e in efforts))
 
     return read
 
 
-def _read_cpu_s(pid: str) -> float:
-    """Return the CPU seconds of a process; 0 of one that is gone."""
-    try:
-        # The name, in parentheses, may hold spaces: fields count from behind it.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def main_thread_cpu_clock() -> Callable[[], float]:
-    """Return a clock of the CPU seconds that this process's main thread has used."""
-    return thread_cpu_clock(threading.main_thread())
-
-
-def thread_cpu_clock(thread: threading.Thread) -> Callable[[], float]:
-    """Return a clock of the CPU seconds that a running thread has used; any thread may ask."""
+def thread_effort_clock(thread: threading.Thread) -> Callable[[], Effort]:
+    """Return a clock of one running thread; any thread may ask."""
+    told = Path(f"/proc/self/task/{thread.native_id}")
+    if (told / "schedstat").exists():
+        return lambda: _read_effort(told)
     if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
-        return lambda: 0.0
+        return Effort
     clock_id = time.pthread_getcpuclockid(thread.ident)
-    return lambda: time.clock_gettime(clock_id)
+    return lambda: Effort(time.clock_gettime(clock_id))
+
+
+def _list_threads(process_id: str) -> list[Path]:
+    return _list(Path(f"/proc/{process_id}/task"))
+
+
+def _list(folder: Path) -> list[Path]:
+    """Return what a folder holds; nothing if it is gone, as its process is."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _read_words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+def _read_effort(thread: Path) -> Effort:
+    """Return what a thread has spent: nanoseconds on a core, and in its queue."""
+    spent = _read_words(thread / "schedstat")
+    return Effort(int(spent[0]) / 1e9, int(spent[1]) / 1e9) if len(spent) > 1 else Effort()

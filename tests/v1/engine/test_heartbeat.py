@@ -1,4 +1,4 @@
-from vllm.utils.liveness import beat_interval_s
+from vllm.utils.liveness import Effort, beat_interval_s
 from vllm.v1.engine.core_loop import Progress
 from vllm.v1.engine.heartbeat import HeartbeatMonitor, Pulse
 from vllm.v1.engine.wire import Heartbeat
@@ -51,32 +51,54 @@ def test_progress_and_outputs_are_life():
     assert outputs.find_fault() is None
 
 
-def changes(pulse: Pulse, clock: Clock, cpu: Clock, cpu_share: float, seconds: int) -> int:
+class Work(Clock):
+    """Of a loop's thread, which uses and awaits a core for some share of the time."""
+
+    def __init__(self, used: float, queued: float = 0.0) -> None:
+        super().__init__()
+        self.used, self.queued = used, queued
+
+    def spent(self) -> Effort:
+        return Effort(self.now * self.used, self.now * self.queued)
+
+
+def changes(pulse: Pulse, clock: Clock, work: Work, seconds: int) -> int:
     """Let time pass without progress; return how often the beat changed."""
     seen = set()
     for _ in range(seconds):
         clock.now += 1
-        cpu.now += cpu_share
+        work.now += 1
         seen.add(pulse.take_beat().progress)
     return len(seen) - 1
 
 
 def test_a_long_step_that_computes_counts_as_progress_for_a_while():
-    clock, cpu, progress = Clock(), Clock(), Progress()
+    clock, work, progress = Clock(), Work(0.9), Progress()
     progress.tick()
-    pulse = Pulse(progress, 30, clock, cpu)
-    assert changes(pulse, clock, cpu, 0.9, 110) > 100
+    pulse = Pulse(progress, 30, clock, work.spent)
+    assert changes(pulse, clock, work, 110) > 100
     # A loop that never ends is found in the end.
-    assert changes(pulse, clock, cpu, 0.9, 60) <= 20
+    assert changes(pulse, clock, work, 60) <= 20
     progress.tick()
-    assert changes(pulse, clock, cpu, 0.9, 10) > 5
+    assert changes(pulse, clock, work, 10) > 5
 
 
 def test_a_step_that_waits_makes_no_progress():
-    clock, cpu, progress = Clock(), Clock(), Progress()
+    clock, work, progress = Clock(), Work(0.01, 0.02), Progress()
     progress.tick()
-    pulse = Pulse(progress, 30, clock, cpu)
-    assert changes(pulse, clock, cpu, 0.01, 40) == 0
+    pulse = Pulse(progress, 30, clock, work.spent)
+    assert changes(pulse, clock, work, 40) == 0
+
+
+def test_a_step_that_has_no_core_is_no_hang_however_long():
+    clock, work, progress = Clock(), Work(0.01, 0.95), Progress()
+    progress.tick()
+    pulse = Pulse(progress, 30, clock, work.spent)
+    assert changes(pulse, clock, work, 1000) == 999
+    # Several threads that wait for one core excuse no more than the time that passed.
+    clock, work = Clock(), Work(0.9, 0.0)
+    pulse = Pulse(progress, 30, clock, lambda: Effort(work.now * 0.9, min(work.now, 10) * 8))
+    assert changes(pulse, clock, work, 300) <= 30 * 4 + 11
 
 
 def test_the_real_clocks_work():

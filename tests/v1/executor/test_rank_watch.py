@@ -19,7 +19,7 @@ def test_a_rank_without_signs_of_life_is_named() -> None:
     watch = RankWatch(range(2), 10.0, clock)
     for second in range(12):
         clock.now = second
-        watch.saw_beat(0, Beat(cpu_s=second))
+        watch.saw_beat(0, Beat(effort_s=second))
     assert watch.find_fault() == "rank 1 gave no sign of life for 10 s"
 
 
@@ -28,8 +28,8 @@ def test_ranks_that_wait_for_one_that_computes_live() -> None:
     watch = RankWatch(range(2), 10.0, clock)
     for second in range(60):
         clock.now = second
-        watch.saw_beat(0, Beat(cpu_s=second))
-        watch.saw_beat(1, Beat(cpu_s=0.5))
+        watch.saw_beat(0, Beat(effort_s=second))
+        watch.saw_beat(1, Beat(effort_s=0.5))
         assert watch.find_fault() is None
 
 
@@ -40,7 +40,7 @@ def test_ranks_that_all_wait_hang() -> None:
     for second in range(12):
         clock.now = second
         for rank in (0, 2):
-            watch.saw_beat(rank, Beat(cpu_s=3.0))
+            watch.saw_beat(rank, Beat(effort_s=3.0))
     fault = watch.find_fault()
     assert fault == "no rank computed for 10 s, while 0, 2 owed an answer"
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from vllm.utils.liveness import COMPUTING_SHARE, LONG_STEP_TIMEOUTS, family_cpu_clock
+from vllm.utils.liveness import COMPUTING_SHARE, LONG_STEP_TIMEOUTS, Effort, family_effort_clock
 from vllm.v1.engine.core_loop import Progress
 from vllm.v1.engine.wire import Heartbeat
 
@@ -15,7 +15,7 @@ class Pulse:
         progress: Of the step loop, which runs in the main thread.
         timeout_s: Seconds of silence that mean death.
         clock: Monotonic seconds.
-        cpu_clock: CPU seconds of the loop's thread and its workers; None: the main thread's.
+        effort_clock: Of the loop's thread and its workers; None: this process's.
     """
 
     def __init__(
@@ -23,29 +23,37 @@ class Pulse:
         progress: Progress,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] | None = None,
+        effort_clock: Callable[[], Effort] | None = None,
     ) -> None:
         self._progress = progress
         self._long_step_s = timeout_s * LONG_STEP_TIMEOUTS
         self._clock = clock
-        self._cpu_clock = cpu_clock or family_cpu_clock()
+        self._effort_clock = effort_clock or family_effort_clock()
         self._count = -1
         self._num_grace_beats = 0
+        # Of the time since the step began, what nobody could help: its threads had no core.
+        self._queued_s = 0.0
         self._step_began = self._last_beat = clock()
-        self._last_cpu = self._cpu_clock()
+        self._last_effort = self._effort_clock()
 
     def take_beat(self) -> Heartbeat:
         """Return the beat to send now."""
-        now, cpu, count = self._clock(), self._cpu_clock(), self._progress.count
+        now, effort, count = self._clock(), self._effort_clock(), self._progress.count
+        elapsed = now - self._last_beat
+        self._queued_s += min(elapsed, max(0.0, effort.queued_s - self._last_effort.queued_s))
         if count != self._count:
-            self._count, self._step_began = count, now
-        elif self._is_computing(now, cpu) and now - self._step_began < self._long_step_s:
+            self._count, self._step_began, self._queued_s = count, now, 0.0
+        elif self._is_computing(effort, elapsed) and self._step_s(now) < self._long_step_s:
             self._num_grace_beats += 1
-        self._last_beat, self._last_cpu = now, cpu
+        self._last_beat, self._last_effort = now, effort
         return Heartbeat(count + self._num_grace_beats, self._progress.busy)
 
-    def _is_computing(self, now: float, cpu: float) -> bool:
-        return cpu - self._last_cpu >= COMPUTING_SHARE * (now - self._last_beat)
+    def _is_computing(self, effort: Effort, elapsed: float) -> bool:
+        return effort.total_s - self._last_effort.total_s >= COMPUTING_SHARE * elapsed
+
+    def _step_s(self, now: float) -> float:
+        """What the step has taken of its own."""
+        return now - self._step_began - self._queued_s
 
 
 class HeartbeatMonitor:

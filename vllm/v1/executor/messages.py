@@ -150,10 +150,10 @@ class Beat:
     """A sign of life while an order is carried out.
 
     Attributes:
-        cpu_s: CPU seconds that the rank's working thread has used so far.
+        effort_s: Seconds in which the rank's working thread used a core or waited for one, so far.
     """
 
-    cpu_s: float
+    effort_s: float
 
 
 def rebuild_failure(rank: int, failure: Failure) -> VllmError:

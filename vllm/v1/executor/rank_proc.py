@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from vllm.config.observability import ObservabilityConfig
 from vllm.logger import setup_logging
 from vllm.platforms.resolve import get_current_platform
-from vllm.utils.liveness import beat_interval_s, main_thread_cpu_clock
+from vllm.utils.liveness import beat_interval_s, thread_effort_clock
 from vllm.v1.executor.messages import Beat, FromRank, MakeWorker, Order, Stop
 
 EXIT_STATUS_ORPHANED = 3
@@ -75,7 +75,7 @@ class _Link:
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection = connection
         self._interval_s = beat_interval_s(timeout_s)
-        self._cpu_clock = main_thread_cpu_clock()
+        self._effort_clock = thread_effort_clock(threading.main_thread())
         self._sending = threading.Lock()
         self._busy = threading.Event()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -107,7 +107,7 @@ class _Link:
         while True:
             # Idle ranks are silent: nobody reads, and the pipe would fill.
             self._busy.wait()
-            self._send(Beat(self._cpu_clock()))
+            self._send(Beat(self._effort_clock().total_s))
             never.wait(self._interval_s)
 
 

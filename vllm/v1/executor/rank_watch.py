@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 
 from vllm.v1.executor.messages import Beat
 
-# A thread that waits for another rank uses nothing; one that computes on a crowded machine little.
+# A thread that waits for another rank neither uses a core nor waits for one.
 _COMPUTING_SHARE = 0.02
 OWN_SHARE = 0.75
 """The front end judges by the whole timeout: a fault found by this share of it names the rank."""
@@ -34,16 +34,16 @@ class RankWatch:
         now = clock()
         self._pending = set(ranks)
         self._last_sign = dict.fromkeys(ranks, now)
-        self._last_cpu: dict[int, float] = {}
+        self._last_effort: dict[int, float] = {}
         self._last_work = now
 
     def saw_beat(self, rank: int, beat: Beat) -> None:
         """Note a sign of life."""
         now = self._clock()
-        used = beat.cpu_s - self._last_cpu.get(rank, beat.cpu_s)
+        used = beat.effort_s - self._last_effort.get(rank, beat.effort_s)
         if used > _COMPUTING_SHARE * (now - self._last_sign[rank]):
             self._last_work = now
-        self._last_cpu[rank] = beat.cpu_s
+        self._last_effort[rank] = beat.effort_s
         self._last_sign[rank] = now
 
     def saw_answer(self, rank: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vllm.platforms.resolve import get_current_platform
-from vllm.utils.liveness import thread_cpu_clock
+from vllm.utils.liveness import Effort, thread_effort_clock
 from vllm.utils.ray_cluster import Environment, describe_environment
 from vllm.v1.executor.messages import Answer, Failure, Order
 
@@ -44,17 +44,17 @@ class RankActor:
 
         self._rank = rank
         self._host = RankHost()
-        self._cpu_clock: Callable[[], float] = lambda: 0.0
+        self._effort_clock: Callable[[], Effort] = Effort
 
     def carry_out(self, order: bytes) -> Answer | Failure:
         """See ``RankHost``; the order comes pickled, once for all ranks."""
-        self._cpu_clock = thread_cpu_clock(threading.current_thread())
+        self._effort_clock = thread_effort_clock(threading.current_thread())
         loaded: Order = pickle.loads(order)
         return self._host.carry_out(loaded)
 
     def beat(self) -> float:
-        """Return the CPU seconds of the thread that carries out an order."""
-        return self._cpu_clock()
+        """Return for how long the thread that carries out orders has used a core or wanted one."""
+        return self._effort_clock().total_s
 
     def live(self) -> None:
         """Never return."""
