@@ -19,6 +19,7 @@
     │   ├── EngineCoreLostError   one of several cores died      HTTP 503 + Retry-After
     │   ├── QueueFullError        too many requests wait         HTTP 503 + Retry-After
     │   └── ShuttingDownError     the server drains              HTTP 503 + Retry-After
+    ├── NoFreeBlocksError         no blocks now; caught where room is asked for
     └── InvariantError            our own bug: a numbered invariant (I1..I7) does not hold
 
 The HTTP status of each class is mapped in one place, ``entrypoints/openai/errors.py``.
@@ -183,6 +184,13 @@ class QueueFullError(EngineError):
 
 class ShuttingDownError(EngineError):
     """The server drains and takes no new requests."""
+
+
+class NoFreeBlocksError(VllmError, ValueError):
+    """The pool gives no blocks for what it was asked; nothing was taken.
+
+    Whoever asks for room takes it as "not now", as when fewer blocks are free than needed.
+    """
 
 
 class InvariantError(VllmError):

@@ -7,6 +7,7 @@ import pytest
 from tests.v1.core.cache_helpers import ids, make_request
 from tests.v1.core.prefix.unit_caches import h, make_cache
 from vllm.distributed.kv_events import AllBlocksCleared
+from vllm.exceptions import InvariantError
 from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.invariants import check_pool
@@ -286,3 +287,48 @@ def test_the_null_block_is_never_counted(at_unit: bool) -> None:
     assert pool.get_num_free_blocks() == 4
     assert all(null not in queue.get_all_free_blocks() for queue in pool.tiers)
     check_pool(pool, [])
+
+
+# ---- what is promised when a block is given back is checked when it is taken -------------------
+
+
+def test_a_block_is_not_given_back_twice() -> None:
+    pool = make_cache().pool
+    (block,) = pool.get_new_blocks(1)
+    pool.free_blocks([block])
+    with pytest.raises(InvariantError, match=f"I2 .*block {block.block_id} is given back"):
+        pool.free_blocks([block])
+    with pytest.raises(InvariantError, match="I2"):
+        pool.free_and_age([block], [])
+
+
+@pytest.mark.parametrize("hits_at_one_unit", [False, True])
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_a_held_block_among_the_free_ones_is_not_handed_out(
+    hits_at_one_unit: bool, wrong: int
+) -> None:
+    pool = make_cache().pool if hits_at_one_unit else BlockPool(9, True, 4)
+    block = pool.free_block_queue.get_all_free_blocks()[wrong]
+    block.ref_cnt = 2
+    with pytest.raises(InvariantError, match=f"I3 .*block {block.block_id} .*held 2 times"):
+        pool.get_new_blocks(3)
+
+
+def test_a_cached_block_that_is_held_is_not_handed_out() -> None:
+    cache = make_cache()
+    blocks = cache.pool.get_new_blocks(8)
+    cache.add_key(blocks[0], 0, h("a"))
+    cache.pool.free_blocks(blocks[:1])
+    blocks[0].ref_cnt = 1
+    with pytest.raises(InvariantError, match="I3"):
+        cache.pool.get_new_blocks(1)
+
+
+def test_what_holds_nothing_is_not_held_for_its_contents() -> None:
+    cache = make_cache()
+    blocks = cache.pool.get_new_blocks(2)
+    cache.add_key(blocks[0], 0, h("a"))
+    cache.pool.free_blocks(blocks)
+    cache.pool.touch(blocks[:1])
+    with pytest.raises(InvariantError, match=f"I3 .*block {blocks[1].block_id} is held for what"):
+        cache.pool.touch(blocks[1:])

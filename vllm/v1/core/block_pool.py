@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import AnyKVCacheEvent
+from vllm.exceptions import InvariantError, NoFreeBlocksError
 from vllm.logger import init_logger
 from vllm.utils.hashing import BlockHash
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
@@ -36,6 +37,22 @@ _CLAIMED, _PINNED = Tier.CLAIMED, Tier.PINNED
 
 
 _Tiers = tuple[TierQueue, ...]
+
+
+def check_free(block: KVCacheBlock) -> None:
+    """Refuse to hand out a block that somebody holds: what giving back promised (I3)."""
+    if block.ref_cnt:
+        raise InvariantError(
+            f"I3 does not hold: block {block.block_id} stands among the free ones, and is held "
+            f"{block.ref_cnt} times."
+        )
+
+
+def _check_ends(taken: Sequence[KVCacheBlock]) -> None:
+    """Check the first and the last block; a prompt takes too many to look at each."""
+    if taken:
+        check_free(taken[0])
+        check_free(taken[-1])
 
 
 class TieredPool:
@@ -85,6 +102,7 @@ class TieredPool:
         self._filler: FillerQueue = FreeKVCacheBlockQueue([])
         # By tier; and those that can have a block, the lowest first.
         self.tiers, self._queues = self._lay_out_tiers()
+        self._scratch_stands_apart = self.tiers[_SCRATCH] is not self.tiers[_REGULAR]
         self._num_free = num_gpu_blocks - 1
         # Free blocks that are kept for others than whose request takes some now.
         self.num_kept = 0
@@ -148,10 +166,10 @@ class TieredPool:
         """Take free blocks, lowest tier first, dropping what was cached in them.
 
         Raises:
-            ValueError: Fewer are free than asked for; nothing was taken.
+            NoFreeBlocksError: (a ValueError) Fewer are free than asked for; nothing was taken.
         """
         if num_blocks > (num_free := self.get_num_free_blocks()):
-            raise ValueError(
+            raise NoFreeBlocksError(
                 f"Cannot get {num_blocks} free blocks from the pool: only {num_free} are free. "
                 "Ask get_num_free_blocks() first."
             )
@@ -161,6 +179,7 @@ class TieredPool:
         while len(taken) < num_blocks:
             # One at a time: a checkpoint that loses a block gives its others to scratch.
             block = next(q for q in self._queues if q.num_free_blocks).popleft()
+            check_free(block)
             block.ref_cnt = 1
             self._forget(block)
             taken.append(block)
@@ -185,6 +204,7 @@ class TieredPool:
         """Take blocks of the lowest tier, at most so many; nothing is cached in scratch (I3)."""
         lowest = self.free_block_queue
         taken = lowest.popleft_n(min(num_blocks, lowest.num_free_blocks))
+        _check_ends(taken)
         for block in taken:
             block.ref_cnt = 1
         if self.metrics_collector is not None:
@@ -212,6 +232,11 @@ class TieredPool:
                 continue
             if block.ref_cnt == 0:
                 tier = self._place_of(block)
+                if tier is _SCRATCH and self._scratch_stands_apart:
+                    raise InvariantError(
+                        f"I3 does not hold: block {block.block_id} is held for what is cached in "
+                        "it, and nothing is."
+                    )
                 self.tiers[tier].remove(block)
                 self._num_free -= 1
                 if tier is _PINNED:
@@ -268,7 +293,11 @@ class TieredPool:
     def _release(
         self, blocks: Iterable[KVCacheBlock]
     ) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
-        """Count one holder less (I2); returns the blocks nobody holds, those with keys first."""
+        """Count one holder less (I2); returns the blocks nobody holds, those with keys first.
+
+        Raises:
+            InvariantError: A block is given back that nobody holds.
+        """
         keyed: list[KVCacheBlock] = []
         others: list[KVCacheBlock] = []
         null_block = self.null_block
@@ -279,8 +308,13 @@ class TieredPool:
                     keyed.append(block)
                 else:
                     others.append(block)
-            elif block is null_block:
+            elif ref_cnt < 0:
                 block.ref_cnt = 0
+                if block is not null_block:
+                    raise InvariantError(
+                        f"I2 does not hold: block {block.block_id} is given back, and nobody holds "
+                        "it."
+                    )
         return keyed, others
 
     def _enqueue(self, freed: Sequence[KVCacheBlock], tiers: Sequence[Tier]) -> None:
@@ -548,6 +582,7 @@ class BlockPool(TieredPool):
         """Take blocks of the one queue, at most so many, with what is cached in them."""
         queue, is_watched = self.free_block_queue, self.metrics_collector is not None
         taken = queue.popleft_n(min(num_blocks, queue.num_free_blocks))
+        _check_ends(taken)
         for block in taken:
             block.ref_cnt = 1
             # The field, not the property: a prompt takes thousands of blocks.

@@ -74,7 +74,11 @@ class Coordinator(Protocol):
         ...
 
     def commit(self, plan: StepPlan) -> tuple[Sequence[KVCacheBlock], ...]:
-        """Apply a plan that fits the pool; returns the new blocks by group."""
+        """Apply a plan that fits the pool, all of it or nothing; returns the new blocks by group.
+
+        Raises:
+            NoFreeBlocksError: The pool refuses all the same; nobody holds more than before.
+        """
         ...
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:

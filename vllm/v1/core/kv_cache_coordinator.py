@@ -15,7 +15,7 @@ from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from vllm.exceptions import ConfigError
+from vllm.exceptions import ConfigError, NoFreeBlocksError
 from vllm.utils.hashing import BlockHash
 from vllm.v1.core.coordinator_interface import Coordinator
 from vllm.v1.core.pool.exports import Exports, PlacedCheckpoint, PrefixBlocks
@@ -246,23 +246,34 @@ class CheckpointCoordinator(Coordinator):
 
         Returns:
             Per group the new dense blocks (adopted ones left out); empty for window groups.
+
+        Raises:
+            NoFreeBlocksError: The pool refuses all the same; a first step's hit was let go again.
         """
         request_id = plan.step.request.request_id
+        claims = self.block_pool.claims
         if plan.first is not None:
+            was_claimed = request_id in claims
             self._begin(plan.step.request, plan.first)
             # What it took of its hit is held by now.
-            self.block_pool.claims.release(request_id)
+            claims.release(request_id)
         cache = self.requests[request_id]
-        if plan.step.delays_caching:
-            cache.dense_from, cache.is_unannounced = cache.published.num_units, True
-            cache.dense_from *= self.geometry.unit
-        elif cache.is_unannounced:
-            cache.is_unannounced = False
-        elif plan.is_short and not plan.num_new_blocks:
+        is_short = plan.is_short and not plan.num_new_blocks
+        if is_short and not plan.step.delays_caching and not cache.is_unannounced:
             cache.set_ready(plan.step.alloc_end)
             return self._no_blocks
+        try:
+            taken = iter(self.block_pool.get_new_blocks(plan.num_new_blocks))
+        except NoFreeBlocksError:
+            if plan.first is not None:
+                self._take_back(cache, plan.first)
+                if was_claimed:
+                    self.claim(cache.request)
+            raise
+        cache.is_unannounced = plan.step.delays_caching
+        if plan.step.delays_caching:
+            cache.dense_from = cache.published.num_units * self.geometry.unit
         self._changed[request_id] = cache
-        taken = iter(self.block_pool.get_new_blocks(plan.num_new_blocks))
         if plan.first is not None:
             self._take_copies(cache, plan.first, taken)
         new_blocks = self._no_blocks
@@ -310,6 +321,16 @@ class CheckpointCoordinator(Coordinator):
             self._rebuilds.begin(cache, hit.rebuild)
         if hit.checkpoint is not None:
             self._resume_at(hit.checkpoint, cache, first)
+
+    def _take_back(self, cache: RequestCache, first: FirstStep) -> None:
+        """Undo ``_begin`` of a request for which there are no blocks: it waits again."""
+        request_id = cache.request.request_id
+        del self.requests[request_id]
+        self._rebuilds.end(request_id)
+        sources = [adoption.block for adoption in first.partials if adoption.is_copy]
+        held = chain(sources, *(reversed(table.blocks) for table in cache.tables()))
+        # As if preempted: the conversation is at the same turn, and supersedes nothing.
+        self.store.leave((), cache.origins, request_id, held, again=True)
 
     def _resume_at(self, checkpoint: Checkpoint, cache: RequestCache, first: FirstStep) -> None:
         """Give a request the window rows of a checkpoint."""
@@ -454,6 +475,7 @@ class CheckpointCoordinator(Coordinator):
         """Return where a connector shall write the rows of an allocated request's prefix."""
         cache = self.requests[request.request_id]
         assert cache.dense_from is not None, "the request does not load"
+        cache.check_alone()
         cache.loaded_next_token = next_token
         bases = [0] * len(self.geometry.groups)
         ids: list[tuple[int, ...]] = [()] * len(self.geometry.groups)
@@ -468,6 +490,7 @@ class CheckpointCoordinator(Coordinator):
         """Publish a prefix that a connector has written, with its checkpoint."""
         cache = self.requests[request.request_id]
         if cache.is_loading:
+            cache.check_alone()
             cache.dense_from = None
             boundaries = (num_computed_tokens,) if self.geometry.windows else ()
             self._publisher.publish(cache, num_computed_tokens, boundaries)
@@ -478,6 +501,7 @@ class CheckpointCoordinator(Coordinator):
         """Publish dense rows that a connector has written, without a checkpoint."""
         cache = self.requests[request.request_id]
         if cache.is_loading:
+            cache.check_alone()
             cache.dense_from = None
             self._publisher.publish(cache, num_tokens, ())
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import AnyKVCacheEvent, BlockStored
+from vllm.exceptions import NoFreeBlocksError
 from vllm.logger import init_logger
 from vllm.v1.core.invariants import check_cache
 from vllm.v1.core.kv_cache_coordinator import make_coordinator
@@ -246,7 +247,14 @@ class KVCacheManager:
         plan = coordinator.plan(step, num_available)
         if plan.num_blocks > num_available:
             return None
-        return self.create_kv_cache_blocks(coordinator.commit(plan))
+        try:
+            new_blocks = coordinator.commit(plan)
+        except NoFreeBlocksError as refusal:
+            # What was counted as free is not given: the request waits, the others go on.
+            request_id = step.request.request_id
+            logger.warning("No blocks for a step of request %s: %s", request_id, refusal)
+            return None
+        return self.create_kv_cache_blocks(new_blocks)
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Cache the request's full blocks, if caching is on; after a delayed allocation."""

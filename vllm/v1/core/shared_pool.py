@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from vllm.v1.core.block_pool import TieredPool
+from vllm.exceptions import NoFreeBlocksError
+from vllm.v1.core.block_pool import TieredPool, check_free
 from vllm.v1.core.pool.block_index import BlockIndex
 from vllm.v1.core.pool.regular_tier import RegularTier
 from vllm.v1.core.pool.tier_queue import TierQueue
@@ -169,7 +170,7 @@ class SharedPool(TieredPool):
         """Take free blocks: those that cache nothing, then from whom it may be taken.
 
         Raises:
-            ValueError: Fewer are free than asked for; nothing was taken.
+            NoFreeBlocksError: (a ValueError) Fewer are free than asked for; nothing was taken.
         """
         if num_blocks > self.get_num_free_blocks():
             return super().get_new_blocks(num_blocks)
@@ -184,7 +185,11 @@ class SharedPool(TieredPool):
                 # At its most it replaces what it has.
                 num = min(num, max(0, room))
             self._changed.clear()
-            new = super().get_new_blocks(num) if num else [self._take_from(owned)]
+            try:
+                new = super().get_new_blocks(num) if num else [self._take_from(owned)]
+            except NoFreeBlocksError:
+                self.free_blocks(reversed(taken))
+                raise
             for block in new:
                 self._disown(block)
                 self._owner[block.block_id] = self._taker
@@ -201,6 +206,7 @@ class SharedPool(TieredPool):
         # Without a giver all is kept or pinned: who counts on what there is gets it all the same.
         block = next(queue for queue in queues if queue.num_free_blocks).popleft()
         self._num_free -= 1
+        check_free(block)
         block.ref_cnt = 1
         self._forget(block)
         if self.metrics_collector is not None:

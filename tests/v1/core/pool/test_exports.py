@@ -1,7 +1,12 @@
 """Prefixes that other engines read, and those they write here."""
 
+from functools import partial
+
+import pytest
+
 from tests.v1.core.unit_cache_driver import coordinator_of, make_request
 from tests.v1.core.v4_geometry import v4_config
+from vllm.exceptions import InvariantError
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
 
@@ -160,3 +165,48 @@ def test_every_token_of_a_loaded_prompt_has_one_source() -> None:
     record = manager.record_admission(request, found, 288)
     assert record.num_cached_tokens == 288
     assert record.miss_tokens == {"above_last_boundary": 12}
+
+
+def test_what_nothing_is_cached_in_is_not_exported() -> None:
+    manager = make_manager()
+    blocks = manager.block_pool.get_new_blocks(2)
+    with pytest.raises(
+        InvariantError, match=f"block {blocks[0].block_id} is exported, and nothing"
+    ):
+        manager.coordinator.exports.hold("lease", [blocks])
+    assert len(manager.coordinator.exports) == 0
+    assert [block.ref_cnt for block in blocks] == [1, 1]
+
+
+def test_a_block_that_was_given_back_while_it_was_read_is_noticed() -> None:
+    manager = make_manager()
+    request = make_request("a", range(300), UNIT)
+    compute(manager, request)
+    exported = manager.export_prefix("lease", request)
+    assert exported is not None
+    manager.free(request)
+    block = manager.block_pool.blocks[exported.block_ids[0][0]]
+    manager.block_pool.free_blocks([block])
+    with pytest.raises(InvariantError, match=f"block {block.block_id} was given back while"):
+        manager.release_export("lease")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_loaded_belongs_to_one_request_from_first_to_last(when: str) -> None:
+    manager = make_manager()
+    request = make_request("a", range(300), UNIT)
+    load(manager, request, 288)
+    coordinator = coordinator_of(manager)
+    block = coordinator.requests["a"].windows[-2].blocks[-1]
+    if when == "after":
+        assert manager.find_import(request, 288, 288).num_tokens == 288
+    manager.block_pool.touch([block])
+    checks = {
+        "before": partial(manager.find_import, request, 288, 288),
+        "after": partial(manager.cache_blocks, request, 288),
+    }
+    with pytest.raises(InvariantError, match=f"I2 .*block {block.block_id}, into which request a"):
+        checks[when]()
+    manager.block_pool.free_blocks([block])
+    manager.cache_blocks(request, 288)
+    assert manager.look_up(make_request("b", range(300), UNIT)).num_tokens == 288

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
+from vllm.exceptions import InvariantError
+from vllm.v1.core.pool.block_index import BlockIndex
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.core.values.free_block_queue import KVCacheBlock
 
@@ -48,6 +50,8 @@ class PlacedCheckpoint:
 class HeldBlocks(Protocol):
     """The blocks of a pool, as holds see them."""
 
+    index: BlockIndex
+
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Hold cached blocks for one more user."""
         ...
@@ -74,17 +78,31 @@ class Exports:
         return len(self._held)
 
     def hold(self, name: str, tables: Sequence[Sequence[KVCacheBlock]]) -> None:
-        """Keep blocks from being reused; ``name`` is not in use."""
+        """Keep blocks from being reused; ``name`` is not in use.
+
+        Raises:
+            InvariantError: Nothing is cached in one: another engine would read what is not there.
+        """
         assert name not in self._held
         blocks = tuple(block for block in chain.from_iterable(tables) if not block.is_null)
+        for block in blocks:
+            if not self._pool.index.is_cached(block):
+                raise InvariantError(f"block {block.block_id} is exported, and nothing is in it")
         self._pool.touch(blocks)
         self._held[name] = blocks
 
     def release(self, name: str) -> bool:
-        """Let go of a prefix; what is cached of it stays cached. False: there is none."""
+        """Let go of a prefix; what is cached of it stays cached. False: there is none.
+
+        Raises:
+            InvariantError: Somebody gave back a block that was still read.
+        """
         blocks = self._held.pop(name, None)
         if blocks is None:
             return False
+        for block in blocks:
+            if block.ref_cnt < 1:
+                raise InvariantError(f"block {block.block_id} was given back while it was exported")
         # A sequence's tail is reused before its head.
         self._pool.free_blocks(tuple(reversed(blocks)))
         return True

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vllm.exceptions import InvariantError
 from vllm.v1.core.retention.policy import Spare
 from vllm.v1.core.retention.rebuild import Rebuild
 from vllm.v1.core.single_type_kv_cache_manager import DenseTable, LiveWindow
@@ -110,6 +111,24 @@ class RequestCache:
     def is_loading(self) -> bool:
         """Whether a connector still writes its rows: nothing of them may be published."""
         return self.dense_from is not None
+
+    def check_alone(self) -> None:
+        """Check that nobody else holds what a connector writes: before it begins, after it ended.
+
+        A block that begins below ``dense_from`` was cached in part, and may be copied meanwhile.
+
+        Raises:
+            InvariantError: Somebody does, who would read rows while they are written.
+        """
+        assert self.dense_from is not None
+        for table in self.tables():
+            first = self.dense_from if isinstance(table, DenseTable) else 0
+            for token, block in table.places():
+                if token >= first and not block.is_null and block.ref_cnt != 1:
+                    raise InvariantError(
+                        f"I2 does not hold: block {block.block_id}, into which request "
+                        f"{self.request.request_id} loads, is held {block.ref_cnt} times."
+                    )
 
     def set_ready(self, alloc_end: int) -> None:
         """Remember up to where the tables need no change; ``alloc_end`` if there is no table."""

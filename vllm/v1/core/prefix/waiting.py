@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vllm.exceptions import NoFreeBlocksError
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.request_cache import RequestCache
 from vllm.v1.core.retention.donors import MIN_GAIN_TOKENS, Donor, find_donor, max_wait_steps
@@ -113,7 +114,10 @@ class DonorWaits:
         count = sum(map(len, missing))
         if count > self._pool.get_num_free_blocks() - self._pool.num_kept:
             return False
-        taken = iter(self._pool.get_new_blocks(count))
+        try:
+            taken = iter(self._pool.get_new_blocks(count))
+        except NoFreeBlocksError:
+            return False
         for window, indices in zip(cache.windows, missing, strict=True):
             window.insert(indices, [next(taken) for _ in indices])
         self._changed[cache.request.request_id] = cache

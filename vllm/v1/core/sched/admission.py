@@ -101,10 +101,14 @@ class AdmissionPass:
         if outcome is Outcome.DONE or not self._is_idle():
             # Nobody passes a request without room: those that run drain, and it is asked again.
             return outcome
-        if found.num_local and not found.num_external:
-            # Nothing will free a block: the hit itself must be what does not fit. What a connector
-            # promised beyond it cannot be taken without it.
-            outcome = self._admit(queue, request, PrefixLookup(0, is_fresh=found.is_fresh))
+        if not found.num_external or self.manager.usage == 0:
+            # Nothing will free a block. Without its hit, and what a connector promised beyond it,
+            # the request takes least; and a pool that refused is asked once more. While others
+            # load, what a load cannot have is theirs.
+            bare = found if found.local is None else PrefixLookup(0, is_fresh=found.is_fresh)
+            outcome = self._admit(queue, request, bare)
+            if outcome is Outcome.DONE:
+                return outcome
         # With every block free and the whole budget left, nothing better can come. Blocks in use
         # belong to transfers, which will free them.
         manager = self.manager

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from vllm.exceptions import NoFreeBlocksError
 from vllm.utils.hashing import BlockHash
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.coordinator_interface import Coordinator
@@ -408,10 +409,32 @@ class KVCacheCoordinator(Coordinator):
         return StepPlan(step, num_blocks, num_blocks)
 
     def commit(self, plan: StepPlan) -> tuple[Sequence[KVCacheBlock], ...]:
-        """Adopt the hit, take blocks, and cache what the step fills."""
+        """Adopt the hit, take blocks, and cache what the step fills.
+
+        Raises:
+            NoFreeBlocksError: The pool refuses all the same; a new request holds nothing then, one
+                that has tables what it held.
+        """
+        request_id = plan.step.request.request_id
+        is_known, num_taken = self.has_request(request_id), len(self._taken_blocks)
+        try:
+            new_blocks = self._take(plan, is_known=is_known)
+        except NoFreeBlocksError:
+            if is_known:
+                self._give_back(request_id, self._taken_blocks[num_taken:])
+            else:
+                self.free(request_id)
+            del self._taken_blocks[num_taken:]
+            raise
+        if self.enable_caching and not plan.step.delays_caching:
+            # Drafts may be rejected: only tokens the request really has are cached.
+            self.cache_blocks(plan.step.request, plan.step.end)
+        return new_blocks
+
+    def _take(self, plan: StepPlan, *, is_known: bool) -> tuple[Sequence[KVCacheBlock], ...]:
+        """Adopt the hit, and take blocks group by group."""
         step = plan.step
         request_id = step.request.request_id
-        is_known = self.has_request(request_id)
         num_external = step.num_external_tokens
         if step.lookup is not None or num_external > 0:
             hits = self._hits(step)
@@ -424,10 +447,16 @@ class KVCacheCoordinator(Coordinator):
             new_blocks = self.allocate_new_blocks(
                 request_id, step.alloc_end, step.main_end, step.num_encoder_tokens
             )
-        if self.enable_caching and not step.delays_caching:
-            # Drafts may be rejected: only tokens the request really has are cached.
-            self.cache_blocks(step.request, step.end)
         return new_blocks
+
+    def _give_back(self, request_id: str, taken: Sequence[KVCacheBlock]) -> None:
+        """Take out of a request's tables what this step put there before a group got nothing."""
+        new = set(taken)
+        for manager in self.single_type_managers:
+            table = manager.req_to_blocks[request_id]
+            while table and table[-1] in new:
+                table.pop()
+        self.block_pool.free_blocks(reversed(taken))
 
     def max_blocks_of(self, num_tokens: int) -> int:
         """Return the most blocks one request of a length holds at once."""
