@@ -58,18 +58,26 @@ class ContextLengthError(UserInputError):
         limit: Of the context, prompt and answer together.
         num_asked: Tokens of the answer that were asked for, at least one.
         of_messages: Whether the prompt is a chat.
+        is_bound: Whether ``num_tokens`` is the least that so long a text can have: it was not read.
     """
 
     code = "context_length_exceeded"
 
     def __init__(
-        self, num_tokens: int, limit: int, num_asked: int = 1, *, of_messages: bool = False
+        self,
+        num_tokens: int,
+        limit: int,
+        num_asked: int = 1,
+        *,
+        of_messages: bool = False,
+        is_bound: bool = False,
     ) -> None:
         what = "messages" if of_messages else "prompt"
+        unread = " These are the fewest that so long a text can have." if is_bound else ""
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, you requested "
             f"{num_tokens + num_asked} tokens ({num_tokens} in the {what}, {num_asked} in the "
-            f"completion). Please reduce the length of the {what} ({self.code}).",
+            f"completion).{unread} Please reduce the length of the {what} ({self.code}).",
             "input_tokens",
         )
         self.num_tokens = num_tokens

@@ -8,7 +8,7 @@ tokens that both prompts begin with are those that a later prompt can share.
     shared     ------------------------->
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def find_breakpoints(
     messages: Sequence[Mapping[str, Any]],
     options: ChatOptions,
     prompt: ChatPrompt,
-    breakpoints: Sequence[Breakpoint],
+    breakpoints: Iterable[Breakpoint],
 ) -> dict[int, float | None]:
     """Return where breakpoints stand in a prompt: token offset to ``ttl_s``, the longer of two.
 

@@ -4,13 +4,16 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
-from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.exceptions import ContextLengthError, UnsupportedFeatureError, UserInputError
 from vllm.tokenizers.chat_tools import ToolSpec
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.tool_calls import MessageCall, parse_calls
 
 Role = Literal["system", "user", "assistant", "tool"]
 # What clients call "developer" is what models know as the system prompt.
 _ROLES: tuple[str, ...] = (*get_args(Role), "developer")
+# Whose texts every template shows.
+_SHOWN_ROLES = ("system", "developer", "user")
 _UNSUPPORTED_ROLES = ("function", "latest_reminder")
 # Known fields of a message whose meaning would be lost if we rendered the message without them.
 _UNSUPPORTED_MESSAGE_FIELDS = (
@@ -38,6 +41,8 @@ class ChatOptions:
         tools: What the prompt tells the model it may call.
         response_format: The request's response format; only "text" is supported yet.
         add_special_tokens: Whether the tokenizer adds bos although the rendered text carries it.
+        max_prompt_tokens: A prompt that cannot have as few is refused before it is tokenised; None:
+            none is.
     """
 
     add_generation_prompt: bool = True
@@ -47,6 +52,7 @@ class ChatOptions:
     tools: Sequence[ToolSpec] = ()
     response_format: Mapping[str, Any] | None = None
     add_special_tokens: bool = False
+    max_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,39 @@ def parse_messages(messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
     if not messages:
         raise UserInputError("messages is empty: give at least one message.", "messages")
     return [_parse_message(i, message) for i, message in enumerate(messages)]
+
+
+def check_unread(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], max_tokens: int | None
+) -> None:
+    """Refuse a chat whose system and user texts alone cannot fit, before anything is done with it.
+
+    Raises:
+        ContextLengthError: They are too long.
+    """
+    if max_tokens is None:
+        return
+    for message in messages:
+        if isinstance(message, Mapping) and message.get("role") in _SHOWN_ROLES:
+            content = message.get("content")
+            parts = content if isinstance(content, list) else [content]
+            for part in parts:
+                text = part.get("text") if isinstance(part, Mapping) else part
+                if isinstance(text, str) and len(text) > max_tokens:
+                    check_length(tokenizer, text.strip(), max_tokens)
+
+
+def check_length(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> None:
+    """Refuse a text that is too long for any tokens that it may have.
+
+    Raises:
+        ContextLengthError: It is.
+    """
+    if max_tokens is None or len(text) <= max_tokens:
+        return
+    least = tokenizer.min_tokens(text)
+    if least > max_tokens:
+        raise ContextLengthError(least, max_tokens + 1, of_messages=True, is_bound=True)
 
 
 def check_options(options: ChatOptions, messages: Sequence[ChatMessage]) -> None:

@@ -105,7 +105,7 @@ class JinjaChatEncoder:
         fitted = fit_messages(placed, traits)
         guarded = guard_messages(self._literal_text, [p.message for p in fitted], options.tools)
         text = self._render(template, guarded.messages, guarded.tools, options)
-        text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
+        text, token_ids = guarded.encode(self._tokenizer, text, options)
         return ChatPrompt(
             text,
             token_ids,

@@ -100,7 +100,7 @@ class DeepseekV4ChatEncoder:
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
         )
-        text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
+        text, token_ids = guarded.encode(self._tokenizer, text, options)
         continues_reasoning = options.continue_final_message and not parsed[-1].content
         in_reasoning = thinking and (options.add_generation_prompt or continues_reasoning)
         return ChatPrompt(

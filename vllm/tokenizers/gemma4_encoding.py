@@ -94,7 +94,7 @@ class Gemma4ChatEncoder:
         parsed = [message for _, message in placed]
         guarded = guard_messages(self._literal_text, parsed, options.tools)
         text = self._bos + render(guarded.messages, guarded.tools, _read_format(options))
-        text, token_ids = guarded.encode(self._tokenizer, text, options.add_special_tokens)
+        text, token_ids = guarded.encode(self._tokenizer, text, options)
         return ChatPrompt(
             text,
             token_ids,

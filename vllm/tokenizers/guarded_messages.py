@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm.tokenizers.chat_messages import ChatMessage
+from vllm.tokenizers.chat_messages import ChatMessage, ChatOptions, check_length
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -28,13 +28,16 @@ class GuardedMessages:
     literal_text: LiteralText | None
 
     def encode(
-        self, tokenizer: Tokenizer, rendered: str, add_special_tokens: bool
+        self, tokenizer: Tokenizer, rendered: str, options: ChatOptions
     ) -> tuple[str, list[int]]:
         """Return the rendered text without marks, and its tokens.
 
         Raises:
             UserInputError: The text cannot be tokenised.
+            ContextLengthError: It is longer than the options allow.
         """
+        add_special_tokens = options.add_special_tokens
+        check_length(tokenizer, rendered, options.max_prompt_tokens)
         if self.literal_text is None or self.mark is None:
             return rendered, tokenizer.encode(rendered, add_special_tokens=add_special_tokens)
         token_ids = self.literal_text.encode(rendered, self.mark, add_special_tokens)

@@ -24,6 +24,7 @@ import tokenizers
 from vllm.exceptions import ConfigError
 from vllm.tokenizers.tokenizer import Tokenizer
 
+_PIECE_CHARS = 100_000
 # Noncharacters first; then private use, should a client send all of those.
 _MARKS = (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF900))
 
@@ -49,10 +50,18 @@ class LiteralText:
     def find_mark(self, texts: Iterable[str]) -> str | None:
         """Return a character to mark special tokens in these texts with; None: there are none."""
         listed = [text for text in texts if text]
-        if not any(self._pattern.search(text) for text in listed):
+        if not any(map(self._has_special, listed)):
             return None
         used = set().union(*listed)
         return next(chr(code) for code in _MARKS if chr(code) not in used)
+
+    def _has_special(self, text: str) -> bool:
+        """Whether a text spells one; looked for in pieces, so that other threads get their turn."""
+        overlap = len(self._specials[0]) if self._specials else 0
+        return any(
+            self._pattern.search(text, at, at + _PIECE_CHARS + overlap)
+            for at in range(0, len(text), _PIECE_CHARS)
+        )
 
     def guard(self, text: str, mark: str | None) -> str:
         """Return a client's text with its special tokens marked."""

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import tokenizers
 
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.gguf_tokenizer import read_gguf_tokenizer
+from vllm.tokenizers.length_bound import LengthBound
 from vllm.tokenizers.template_files import DEFAULT_TEMPLATE
 from vllm.utils.gguf_file import is_gguf
 
@@ -211,6 +213,14 @@ class Tokenizer:
         if not add_special_tokens:
             return [encoding.ids for encoding in encodings]
         return [[*self._prefix, *encoding.ids, *self._suffix] for encoding in encodings]
+
+    def min_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at least, from its length; 0: nobody knows."""
+        return self._length_bound.min_tokens(text)
+
+    @cached_property
+    def _length_bound(self) -> LengthBound:
+        return LengthBound(self._backend, self._is_byte_level or bool(self._byte_ids))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ``ids``; ids without a token give nothing.

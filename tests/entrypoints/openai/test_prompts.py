@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from vllm.entrypoints.openai.prompts import TokenizedPrompt, split_prompts, tokenize_prompts
+from vllm.entrypoints.openai.text_workers import TextWorkers
 from vllm.exceptions import UserInputError
 from vllm.tokenizers import Tokenizer
 
@@ -26,7 +27,9 @@ def test_no_form(prompt: Any) -> None:
 
 async def test_texts_and_ids_keep_their_order(tokenizer: Tokenizer) -> None:
     long = "word " * 1000
-    prompts = await tokenize_prompts(tokenizer, ["a", [5, 6], long], 2048, True)
+    prompts = await tokenize_prompts(
+        tokenizer, ["a", [5, 6], long], 2048, True, workers=TextWorkers()
+    )
     assert [prompt.text for prompt in prompts] == ["a", None, long]
     assert prompts[0].token_ids == tokenizer.encode("a")
     assert prompts[1].token_ids == [5, 6]
@@ -36,7 +39,7 @@ async def test_texts_and_ids_keep_their_order(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("prompt", ["", ["a", ""], [-1], [2048], [[1], [10**30]]])
 async def test_wrong_content(tokenizer: Tokenizer, prompt: Any) -> None:
     with pytest.raises(UserInputError):
-        await tokenize_prompts(tokenizer, prompt, 2048, True)
+        await tokenize_prompts(tokenizer, prompt, 2048, True, workers=TextWorkers())
 
 
 def test_marks_of_a_client_stand_before_those_of_the_format():

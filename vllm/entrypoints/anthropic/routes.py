@@ -6,8 +6,9 @@ from starlette.responses import Response
 from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from vllm.entrypoints.anthropic.serving import count_tokens, create_message
 from vllm.entrypoints.openai.routes import Context
+from vllm.entrypoints.openai.watched_route import WatchedRoute
 
-router = APIRouter(tags=["Anthropic"])
+router = APIRouter(tags=["Anthropic"], route_class=WatchedRoute)
 
 
 @router.post("/v1/messages")

@@ -20,7 +20,6 @@ from vllm.entrypoints.anthropic.call import FIELD_NAMES, make_answer_request, re
 from vllm.entrypoints.anthropic.errors import REQUEST_ID_HEADER, error_event
 from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from vllm.entrypoints.openai.context import ServingContext
-from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.errors import describe_late_exception
 from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.pipeline.answers import AnswerDelta
@@ -40,7 +39,6 @@ async def create_message(
     Raises:
         UserInputError: The request is wrong.
         EngineError: The engine cannot serve it.
-        ClientGoneError: The client left before the answer began.
     """
     scope = _open_scope(body, raw_request, context)
     thinking = read_thinking(body.thinking, body.max_tokens)
@@ -49,10 +47,9 @@ async def create_message(
     first = MessageBody(scope.response_id, scope.model, _NO_USAGE)
     builder = MessageBuilder(first, hides_thinking=thinking.is_hidden)
     if body.stream:
-        await scope.until_gone(answer.start())
-        sent = _sent_events(builder, answer)
-        return EventStreamResponse(sent, answer.close, scope.response_id, scope.headers)
-    await scope.until_gone(_run(builder, answer))
+        await answer.start()
+        return scope.stream(_sent_events(builder, answer), answer.close)
+    await _run(builder, answer)
     return _json(builder.body, scope.headers)
 
 

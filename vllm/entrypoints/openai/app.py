@@ -151,5 +151,6 @@ async def _handle_error(request: Request, error: Exception) -> Response:
 
 
 async def _handle_client_gone(request: Request, _error: Exception) -> Response:
+    request.app.state.client_metrics.note_dropped()
     logger.info("Client left %s before the answer began: aborted", request.url.path)
     return Response(status_code=_CLIENT_GONE)

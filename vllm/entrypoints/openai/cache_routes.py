@@ -10,7 +10,6 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.context import ServingContext
-from vllm.entrypoints.openai.disconnect import until_disconnect
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
 from vllm.entrypoints.openai.held_prefixes import forget_held, merge_held
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
@@ -18,6 +17,7 @@ from vllm.entrypoints.openai.prompts import tokenize_prompts
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields
 from vllm.entrypoints.openai.protocol.requests import CachePrefixRequest
 from vllm.entrypoints.openai.routes import Context
+from vllm.entrypoints.openai.watched_route import WatchedRoute
 from vllm.exceptions import PrefixNotFoundError, UserInputError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import ChatOptions
@@ -26,7 +26,7 @@ from vllm.v1.engine.questions import AskHeld
 from vllm.v1.messages import HeldPrefix
 from vllm.v1.request_options import RequestOptions
 
-cache_router = APIRouter(tags=["prefix cache"])
+cache_router = APIRouter(tags=["prefix cache"], route_class=WatchedRoute)
 
 # Longest that a prefix may be held: a week, in seconds.
 MAX_TTL_S = 7 * 24 * 3600.0
@@ -102,7 +102,7 @@ async def keep_prefix(body: CachePrefixRequest, request: Request, context: Conte
         )
         for rank in context.engine.living_ranks
     ]
-    await until_disconnect(request.receive, _compute(jobs, context))
+    await _compute(jobs, context)
     prefixes = (await context.engine.ask(AskHeld())).prefixes
     kept = merge_held([held for held in prefixes if held.id.startswith(f"{name}-")])
     if not kept:
@@ -135,7 +135,12 @@ async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[i
         raise UserInputError("Give one of messages, prompt and tokens.", "prompt")
     if body.messages is None:
         prompts = await tokenize_prompts(
-            context.tokenizer, given[0], context.served_model.vocab_size, True
+            context.tokenizer,
+            given[0],
+            context.served_model.vocab_size,
+            True,
+            workers=context.workers,
+            max_tokens=context.served_model.max_prompt_tokens,
         )
         if len(prompts) != 1:
             raise UserInputError("prompt must be one text or one list of token ids.", "prompt")

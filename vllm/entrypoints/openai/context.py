@@ -12,6 +12,7 @@ from vllm.entrypoints.openai.engine_stream import EngineClient
 from vllm.entrypoints.openai.protocol.responses import ModelCard, unix_now
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.openai.text_workers import TextWorkers
 from vllm.exceptions import ModelNotFoundError
 from vllm.parser.registry import ParserChoice
 from vllm.tokenizers import ChatEncoder, Tokenizer
@@ -56,6 +57,11 @@ class ServedModel:
     has_kv_transfer: bool = False
     max_new_tokens: int | None = None
     created: int = field(default_factory=unix_now)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt: one token is left for the answer."""
+        return self.max_model_len - 1
 
     def resolve_name(self, name: str | None) -> str:
         """Return the name a response carries; the first where a request names none.
@@ -138,3 +144,4 @@ class ServingContext:
     config: VllmConfig
     parsers: ParserChoice
     client_metrics: ClientMetrics
+    workers: TextWorkers = field(default_factory=TextWorkers)

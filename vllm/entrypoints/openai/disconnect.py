@@ -54,6 +54,7 @@ class EventStreamResponse(Response):
         on_close: Awaited in the end, whatever happened.
         name: Of the request, for the log.
         headers: Further response headers.
+        on_gone: Called if the client leaves before the end.
     """
 
     media_type = "text/event-stream; charset=utf-8"
@@ -64,10 +65,13 @@ class EventStreamResponse(Response):
         on_close: Callable[[], Awaitable[None]],
         name: str,
         headers: Mapping[str, str] | None = None,
+        *,
+        on_gone: Callable[[], None] = lambda: None,
     ) -> None:
         self._events = events
         self._on_close = on_close
         self._name = name
+        self._on_gone = on_gone
         self.status_code = 200
         self.background = None
         # Proxies must pass events on as they come.
@@ -80,6 +84,7 @@ class EventStreamResponse(Response):
         try:
             await until_disconnect(receive, self._send_all(send))
         except ClientGoneError:
+            self._on_gone()
             logger.info("Client left request %s in mid-stream: aborted", self._name)
         finally:
             await self._on_close()

@@ -262,6 +262,8 @@ def start_context(
     """
     model = config.model_config
     tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
+    # Looks at the whole vocabulary once: now, and not when the first long text comes.
+    tokenizer.min_tokens("")
     encoder = make_chat_encoder(
         model.hf_config,
         tokenizer,

@@ -83,15 +83,12 @@ class PeerServers:
 
         Args:
             request: Asks for something that is not here.
-
-        Raises:
-            ClientGoneError: The client left before the answer began.
         """
         if _ASKED_BY_PEER in request.headers:
             return None
         body = await request.body()
         for client in self._clients:
-            reply = await until_disconnect(request.receive, self._send(client, request, body))
+            reply = await self._send(client, request, body)
             if reply is not None:
                 return _RelayedResponse(reply)
         return None

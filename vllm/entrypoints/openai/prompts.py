@@ -1,6 +1,5 @@
 """Prompts of a completion: text or token ids, one or several."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 from vllm.entrypoints.openai.context import ServedModel
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.sampling import check_token_id
-from vllm.exceptions import UserInputError
+from vllm.entrypoints.openai.text_workers import TextWorkers
+from vllm.exceptions import ContextLengthError, UserInputError
 from vllm.inputs import MAX_CACHE_BOUNDARIES
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.input_processor import truncate_prompt
@@ -54,10 +54,11 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
         )
     if not prompt:
         raise UserInputError("prompt is an empty list: give at least one prompt.", "prompt")
-    if all(type(item) is int for item in prompt):
+    # Sets of types: a loop over a million ids would keep the event loop busy.
+    if set(map(type, prompt)) == {int}:
         return [prompt]
     for item in prompt:
-        is_ids = isinstance(item, list) and all(type(token_id) is int for token_id in item)
+        is_ids = isinstance(item, list) and set(map(type, item)) <= {int}
         if not is_ids and not isinstance(item, str):
             raise UserInputError(
                 "prompt holds an entry that is neither a string nor a list of token ids: "
@@ -68,16 +69,36 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
 
 
 async def tokenize_prompts(
-    tokenizer: Tokenizer, prompt: Any, vocab_size: int, add_special_tokens: bool
+    tokenizer: Tokenizer,
+    prompt: Any,
+    vocab_size: int,
+    add_special_tokens: bool,
+    *,
+    workers: TextWorkers,
+    max_tokens: int | None = None,
 ) -> list[TokenizedPrompt]:
     """Check and tokenise the ``prompt`` field of a completion.
 
+    Args:
+        tokenizer: The model's.
+        prompt: The field.
+        vocab_size: Token ids are below it.
+        add_special_tokens: Whether to put around a text what the checkpoint does.
+        workers: Where long texts are tokenised.
+        max_tokens: What cannot have as few is refused unread; None: everything is read.
+
     Raises:
         UserInputError: It is malformed, empty or holds an id outside the vocabulary.
+        ContextLengthError: A prompt is longer than ``max_tokens``.
     """
     prompts = split_prompts(prompt)
+    if max_tokens is not None:
+        for item in prompts:
+            least = tokenizer.min_tokens(item) if isinstance(item, str) else len(item)
+            if least > max_tokens:
+                raise ContextLengthError(least, max_tokens + 1, is_bound=isinstance(item, str))
     texts = [item for item in prompts if isinstance(item, str)]
-    encoded = iter(await encode_texts(tokenizer, texts, add_special_tokens))
+    encoded = iter(await encode_texts(tokenizer, texts, add_special_tokens, workers))
     tokenized: list[TokenizedPrompt] = []
     for item in prompts:
         if isinstance(item, str):
@@ -123,10 +144,16 @@ def truncate(
     return prompt if len(kept) == len(prompt.token_ids) else TokenizedPrompt(kept)
 
 
+def unread_limit(request: SamplingRequest, served_model: ServedModel) -> int | None:
+    """Return the tokens above which a prompt is refused; None: it is cut to fit."""
+    return None if request.truncate_prompt_tokens is not None else served_model.max_prompt_tokens
+
+
 async def encode_texts(
-    tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool
+    tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool, workers: TextWorkers
 ) -> list[list[int]]:
     """Tokenise texts, in a thread if they are long (the library works outside the GIL)."""
-    if sum(map(len, texts)) < _THREAD_CHARS:
+    num_chars = sum(map(len, texts))
+    if num_chars < _THREAD_CHARS:
         return tokenizer.encode_batch(texts, add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
+    return await workers.run(num_chars, lambda _: tokenizer.encode_batch(texts, add_special_tokens))

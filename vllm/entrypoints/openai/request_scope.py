@@ -1,16 +1,15 @@
 """One HTTP request on its way: names, ignored fields, the jobs handed to the engine."""
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
 from vllm.entrypoints.openai.context import ServingContext
-from vllm.entrypoints.openai.disconnect import until_disconnect
+from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
 from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
@@ -25,8 +24,6 @@ logger = init_logger(__name__)
 
 _MAX_ID_CHARS = 256
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class RequestScope:
@@ -36,21 +33,23 @@ class RequestScope:
         response_id: The ``id`` of the response.
         model: The name the response carries.
         headers: Of the response, besides the usual ones.
-        raw_request: Tells when the client leaves.
+        raw_request: The request.
+        note_gone: Counts it as one whose client left.
     """
 
     response_id: str
     model: str
     headers: dict[str, str]
     raw_request: Request
+    note_gone: Callable[[], None]
 
-    async def until_gone(self, work: Awaitable[T]) -> T:
-        """Return the result of ``work``; stop it when the client leaves.
-
-        Raises:
-            ClientGoneError: The client left.
-        """
-        return await until_disconnect(self.raw_request.receive, work)
+    def stream(
+        self, events: AsyncIterator[bytes], on_close: Callable[[], Awaitable[None]]
+    ) -> EventStreamResponse:
+        """Return the response that tells events; see EventStreamResponse."""
+        return EventStreamResponse(
+            events, on_close, self.response_id, self.headers, on_gone=self.note_gone
+        )
 
 
 def open_scope(
@@ -81,7 +80,13 @@ def open_scope(
     response_id = prefix + _request_id(raw_request, body.request_id)
     if ignored:
         logger.debug("Request %s: ignored fields %s", response_id, ", ".join(map(repr, ignored)))
-    return RequestScope(response_id, model, ignored_fields_header(ignored), raw_request)
+    return RequestScope(
+        response_id,
+        model,
+        ignored_fields_header(ignored),
+        raw_request,
+        context.client_metrics.note_dropped,
+    )
 
 
 def header_request_id(scope: Scope) -> str:

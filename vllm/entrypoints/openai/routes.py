@@ -26,12 +26,13 @@ from vllm.entrypoints.openai.serving_tokenization import (
     tokenizer_info,
 )
 from vllm.entrypoints.openai.state import Phase, ServerState
+from vllm.entrypoints.openai.watched_route import WatchedRoute
 from vllm.version import BANNER, ENGINE_NAME, __version__
 
-router = APIRouter()
+router = APIRouter(route_class=WatchedRoute)
 
 
-def _get_context(request: Request) -> ServingContext:
+async def _get_context(request: Request) -> ServingContext:
     context: ServingContext = request.app.state.context
     return context
 

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.context import ServingContext
-from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.field_names import NO_NAMES, fields_named
 from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
@@ -28,7 +27,7 @@ from vllm.entrypoints.openai.pipeline.chat_task import (
     structure_names,
 )
 from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
-from vllm.entrypoints.openai.prompts import TokenizedPrompt, truncate
+from vllm.entrypoints.openai.prompts import TokenizedPrompt, truncate, unread_limit
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest
 from vllm.entrypoints.openai.protocol.responses import (
     ChatBody,
@@ -125,17 +124,16 @@ async def create_chat_completion(
     Raises:
         UserInputError: The request is wrong.
         EngineError: The engine cannot serve it.
-        ClientGoneError: The client left before the answer began.
     """
     chat = await _check(body, raw_request, context)
     prompts = [chat.prepared.prompt]
     stream = make_stream(chat.scope, body, prompts, chat.params, context, chat.field_names)
     if not body.stream:
-        content = await chat.scope.until_gone(_collect(chat, stream))
+        content = await _collect(chat, stream)
         return Response(content, media_type="application/json", headers=chat.scope.headers)
-    await chat.scope.until_gone(stream.start())
+    await stream.start()
     events = with_errors_as_events(_events(chat, stream), chat.scope.response_id)
-    return EventStreamResponse(events, stream.close, chat.scope.response_id, chat.scope.headers)
+    return chat.scope.stream(events, stream.close)
 
 
 async def _check(
@@ -168,7 +166,7 @@ async def _check(
     parallel = body.parallel_tool_calls is not False
     task = ChatTask(body.messages, options, tools, choice, parallel)
     with fields_named(names):
-        prepared = await prepare_chat(task, context)
+        prepared = await prepare_chat(task, context, unread_limit(body, served_model))
     max_tokens = body.max_completion_tokens or body.max_tokens
     return _Chat(
         body=body,

@@ -10,10 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.context import ServingContext
-from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
-from vllm.entrypoints.openai.prompts import TokenizedPrompt, tokenize_prompts, truncate
+from vllm.entrypoints.openai.prompts import (
+    TokenizedPrompt,
+    tokenize_prompts,
+    truncate,
+    unread_limit,
+)
 from vllm.entrypoints.openai.protocol.requests import CompletionRequest
 from vllm.entrypoints.openai.protocol.responses import (
     CompletionBody,
@@ -160,19 +164,16 @@ async def create_completion(
     Raises:
         UserInputError: The request is wrong.
         EngineError: The engine cannot serve it.
-        ClientGoneError: The client left before the answer began.
     """
     request = await _check(body, raw_request, context)
     names = {"structured_outputs": find_structured_field(body) or "structured_outputs"}
     stream = make_stream(request.scope, body, request.prompts, request.params, context, names)
     if not body.stream:
-        content = await request.scope.until_gone(_collect(request, stream))
+        content = await _collect(request, stream)
         return Response(content, media_type="application/json", headers=request.scope.headers)
-    await request.scope.until_gone(stream.start())
+    await stream.start()
     events = with_errors_as_events(_events(request, stream), request.scope.response_id)
-    return EventStreamResponse(
-        events, stream.close, request.scope.response_id, request.scope.headers
-    )
+    return request.scope.stream(events, stream.close)
 
 
 async def _check(
@@ -190,6 +191,8 @@ async def _check(
         body.prompt,
         served_model.vocab_size,
         body.add_special_tokens is not False,
+        workers=context.workers,
+        max_tokens=unread_limit(body, served_model),
     )
     if body.cache_boundaries:
         marks = tuple(body.cache_boundaries)

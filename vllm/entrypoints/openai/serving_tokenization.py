@@ -36,7 +36,8 @@ async def _token_ids(body: TokenizeRequest, context: ServingContext) -> list[int
         if body.tools is not None:
             raise UserInputError("tools needs messages: a prompt has no place for it.", "tools")
         with_special = body.add_special_tokens is not False
-        return (await encode_texts(context.tokenizer, [body.prompt], with_special))[0]
+        texts, workers = [body.prompt], context.workers
+        return (await encode_texts(context.tokenizer, texts, with_special, workers))[0]
     options = ChatOptions(
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),

@@ -1,6 +1,6 @@
 """A chat as every API asks for it, ready for the engine."""
 
-import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +11,7 @@ from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.structured_fields import asks_for_tag, find_structured_field
+from vllm.entrypoints.openai.text_workers import count_chars
 from vllm.exceptions import UserInputError
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.grammar_formats import ANSWER_PART, TOOLS_PART, Format, any_of, json_of, text
@@ -19,6 +20,7 @@ from vllm.parser.registry import NONE
 from vllm.sampling_params import ReasoningSpan, SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
+from vllm.tokenizers.chat_messages import check_unread
 from vllm.tokenizers.chat_tools import NO_TOOLS, ToolChoice, ToolSpec
 from vllm.v1.structured_output.limits import read_schema
 
@@ -87,11 +89,19 @@ def structure_names(
     return {**field_names, **{below: name for below, name in named.items() if name}}
 
 
-async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
+async def prepare_chat(
+    task: ChatTask, context: ServingContext, max_tokens: int | None = None
+) -> PreparedChat:
     """Render and tokenise a chat, in a thread: templates are programs and texts are long.
+
+    Args:
+        task: The chat.
+        context: The server's.
+        max_tokens: What cannot have as few is refused unread; None: everything is read.
 
     Raises:
         UserInputError: A message, tool or option is wrong.
+        ContextLengthError: The chat is longer than ``max_tokens``.
     """
     parsers = context.parsers
     may_call = bool(task.tools) and task.tool_choice.mode != "none"
@@ -102,9 +112,14 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
             "tools",
         )
     # With "none" the model is not even told: prompts that say "do not" still tempt.
-    options = replace(task.options, tools=task.tools if may_call else ())
+    tools = task.tools if may_call else ()
+    options = replace(task.options, tools=tools, max_prompt_tokens=max_tokens)
+    check_unread(context.tokenizer, task.messages, max_tokens)
     task = replace(task, options=options)
-    prompt, marked = await asyncio.to_thread(_encode, task, context.chat_encoder)
+    num_chars = count_chars([task.messages, [tool.function for tool in options.tools]])
+    prompt, marked = await context.workers.run(
+        num_chars * (1 + len(task.breakpoints)), partial(_encode, task, context.chat_encoder)
+    )
     context.client_metrics.note_prompt(prompt)
     parse_options = ParseOptions(
         in_reasoning=prompt.in_reasoning,
@@ -122,13 +137,14 @@ async def prepare_chat(task: ChatTask, context: ServingContext) -> PreparedChat:
     )
 
 
-def _encode(task: ChatTask, encoder: ChatEncoder) -> tuple[ChatPrompt, Mapping[int, float | None]]:
-    """The prompt, and its marked places in tokens."""
+def _encode(
+    task: ChatTask, encoder: ChatEncoder, is_wanted: Callable[[], bool]
+) -> tuple[ChatPrompt, Mapping[int, float | None]]:
+    """The prompt, and its marked places in tokens, as far as somebody waits for them."""
     prompt = encoder.encode_chat(task.messages, task.options)
-    if not task.breakpoints:
-        return prompt, {}
-    marked = find_breakpoints(encoder, task.messages, task.options, prompt, task.breakpoints)
-    return prompt, marked
+    # Each costs an encoding.
+    places = itertools.takewhile(lambda _: is_wanted(), task.breakpoints)
+    return prompt, find_breakpoints(encoder, task.messages, task.options, prompt, places)
 
 
 def _tool_use(task: ChatTask) -> ToolUse:

@@ -18,7 +18,7 @@ from vllm.entrypoints.openai.pipeline.chat_task import (
     structure_names,
 )
 from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
-from vllm.entrypoints.openai.prompts import truncate
+from vllm.entrypoints.openai.prompts import truncate, unread_limit
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest, SamplingRequest
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
 from vllm.entrypoints.openai.request_scope import RequestScope, make_stream
@@ -184,7 +184,7 @@ async def _prepare(
     served_model = context.served_model
     check_request(sampling, served_model)
     top_logprobs = check_logprobs(request.top_logprobs, served_model, "top_logprobs")
-    chat = await prepare_chat(request.task, context)
+    chat = await prepare_chat(request.task, context, unread_limit(sampling, served_model))
     prompt = truncate(chat.prompt, sampling, request.max_tokens, served_model)
     num_prompt = len(prompt.token_ids)
     max_tokens = resolve_max_tokens(request.max_tokens, None, num_prompt, served_model)

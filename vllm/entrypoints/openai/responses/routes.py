@@ -9,11 +9,12 @@ from vllm.entrypoints.openai.peer_servers import PeerServers
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.service import ResponsesService
 from vllm.entrypoints.openai.routes import Context
+from vllm.entrypoints.openai.watched_route import WatchedRoute
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=WatchedRoute)
 
 
-def _get_service(request: Request) -> ResponsesService:
+async def _get_service(request: Request) -> ResponsesService:
     service: ResponsesService = request.app.state.responses
     return service
 

@@ -63,7 +63,6 @@ class ResponsesService:
         Raises:
             UserInputError: The request is wrong.
             EngineError: The engine cannot serve it.
-            ClientGoneError: The client left before the answer began.
         """
         self._check_previous(body.previous_response_id)
         call = make_call(body, raw_request, self._store, context)
@@ -77,12 +76,9 @@ class ResponsesService:
         if body.background:
             return self._create_in_background(call, builder, answer, context)
         if body.stream:
-            await call.scope.until_gone(answer.start())
-            sent = self._sent_events(call, builder, answer)
-            return EventStreamResponse(
-                sent, answer.close, call.scope.response_id, call.scope.headers
-            )
-        await call.scope.until_gone(self._run(call, builder, answer))
+            await answer.start()
+            return call.scope.stream(self._sent_events(call, builder, answer), answer.close)
+        await self._run(call, builder, answer)
         return _json(builder.body, call.scope.headers)
 
     def knows(self, response_id: str) -> bool:
