@@ -175,3 +175,17 @@ def test_a_pool_that_is_too_small_is_told_with_a_way_out():
     # No length fits: to lower it is no way out.
     with pytest.raises(PoolTooSmallError, match=r"are available\. Raise .*kv_cache_memory_bytes"):
         LLM("deepseek-v4", kv_cache_memory_bytes=10_000, use_tqdm_on_load=False)
+
+
+def test_the_tokenizer_renders_chats(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    chat = [{"role": "user", "content": "Hello"}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    (output,) = llm.chat(chat, SamplingParams(max_tokens=1))
+    assert (output.prompt_token_ids, output.prompt) == (ids, text)
+    own = tokenizer.apply_chat_template(
+        chat, chat_template="{{ messages[0].content }}!", tokenize=False
+    )
+    assert own == "Hello!"

@@ -51,6 +51,7 @@ class ModelConfig:
         path: Local folder of the checkpoint, once resolved.
         is_embedded: Whether that folder is the checkpoint inside this package.
         served_model_names: Names clients may use; the first is canonical.
+        aliases: What else clients may call it: names of its file.
         hf_config: The checkpoint's config.json, as read.
         generation_config: The checkpoint's generation_config.json, or empty.
         placeholder_ids: Token ids that stand for images and the like, which prompts cannot have.
@@ -90,6 +91,7 @@ class ModelConfig:
     path: str | None = None
     is_embedded: bool = False
     served_model_names: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     hf_config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
     placeholder_ids: tuple[int, ...] = ()

@@ -17,6 +17,7 @@ from vllm.logger import setup_logging
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, Tokenizer, make_chat_encoder
+from vllm.tokenizers.chat_tokenizer import ChatTokenizer
 from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -220,9 +221,14 @@ class LLM:
 
     # ---- the rest ----------------------------------------------------------------------------
 
-    def get_tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer; None with ``skip_tokenizer_init``."""
-        return self.llm_engine.get_tokenizer()
+    def get_tokenizer(self) -> ChatTokenizer | None:
+        """Return the tokenizer, which renders chats, too; None with ``skip_tokenizer_init``."""
+        tokenizer = self.llm_engine.get_tokenizer()
+        if tokenizer is None:
+            return None
+        return ChatTokenizer(
+            tokenizer, lambda template: self._find_encoder(template or self._chat_template)
+        )
 
     def _require_tokenizer(self) -> Tokenizer:
         tokenizer = self.llm_engine.get_tokenizer()

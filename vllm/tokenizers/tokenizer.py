@@ -96,6 +96,11 @@ class Tokenizer:
         return self._backend
 
     @property
+    def config(self) -> dict[str, Any]:
+        """A copy of tokenizer_config.json's content."""
+        return dict(self._config)
+
+    @property
     def special_texts(self) -> frozenset[str]:
         """The spellings of the special tokens."""
         return frozenset(self._added_text[token_id] for token_id in self.all_special_ids)

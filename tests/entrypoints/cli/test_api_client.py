@@ -3,7 +3,7 @@
 import argparse
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -11,6 +11,7 @@ import pytest
 
 from vllm.entrypoints.cli import chat, complete
 from vllm.entrypoints.cli.api_client import ApiClient
+from vllm.entrypoints.cli.conversation import read_lines
 from vllm.entrypoints.cli.main import main, make_parser
 from vllm.exceptions import EngineError, UserInputError
 
@@ -19,6 +20,9 @@ USAGE = {
     "completion_tokens": 2,
     "prompt_tokens_details": {"cached_tokens": 4},
 }
+
+
+CARDS = [{"id": "first"}, {"id": "second", "default_sampling_params": {"temperature": 0.3}}]
 
 
 class FakeServer:
@@ -33,7 +37,7 @@ class FakeServer:
         """Answer."""
         self.headers.append(request.headers)
         if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "first"}, {"id": "second"}]})
+            return httpx.Response(200, json={"data": CARDS})
         self.bodies.append(json.loads(request.content))
         is_chat = request.url.path == "/v1/chat/completions"
         choices = [
@@ -66,7 +70,7 @@ def test_a_quick_message(fake: FakeServer, capsys: pytest.CaptureFixture[str]) -
     _run(chat.run, "chat", "-q", "Hi", "--system-prompt", "Be kind.", "--stats", "--api-key", "k")
     printed = capsys.readouterr()
     assert printed.out == "Hello\n"
-    assert "9 prompt tokens, 4 of them cached; 2 generated" in printed.err
+    assert "9 prompt tokens, 4 of them cached (44%); 2 generated" in printed.err
     (body,) = fake.bodies
     assert (body["model"], body["stream"]) == ("first", True)
     assert body["messages"] == [
@@ -84,7 +88,8 @@ def test_a_conversation_remembers(
     _run(chat.run, "chat", "--model-name", "second")
     printed = capsys.readouterr()
     assert printed.out == "Hello\nHello\n"
-    assert printed.err == "Using model: second\nhmm\nhmm\n"
+    counts = "[9 prompt tokens, 4 of them cached (44%); 2 generated]"
+    assert printed.err == f"Using model: second\nhmm\n{counts}\nhmm\n{counts}\n"
     assert [body["model"] for body in fake.bodies] == ["second", "second"]
     assert [m["content"] for m in fake.bodies[1]["messages"]] == ["one", "Hello", "two"]
 
@@ -97,7 +102,69 @@ def test_completions(
     _run(complete.run, "complete", "-q", "three")
     assert capsys.readouterr().out == "Hello\n" * 3
     assert [body["prompt"] for body in fake.bodies] == ["one", "two", "three"]
-    assert [body.get("max_tokens") for body in fake.bodies] == [1000, 1000, None]
+    assert [body.get("max_tokens") for body in fake.bodies] == [1000, 1000, 128]
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_sampling_is_a_flags_then_the_checkpoints_then_usual(
+    fake: FakeServer, command: str
+) -> None:
+    run = {"chat": chat.run, "complete": complete.run}[command]
+    own = ("--model", "second")
+    _run(run, command, "-q", "Hi")
+    _run(run, command, "-q", "Hi", "--temperature", "0", "--top-p", "0.5", "--seed", "3")
+    _run(run, command, "-q", "Hi", *own)
+    _run(run, command, "-q", "Hi", *own, "--temperature", "0")
+    names = ("temperature", "top_p", "seed")
+    assert [tuple(body.get(name) for name in names) for body in fake.bodies] == [
+        (0.7, 0.95, None),
+        (0.0, 0.5, 3),
+        (None, 0.95, None),  # the server has the checkpoint's own
+        (0.0, 0.95, None),
+    ]
+    assert all(body["max_tokens"] > 0 for body in fake.bodies)
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_program(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    stream = ApiClient.stream
+    turns: list[str] = []
+
+    def interrupted(self: ApiClient, path: str, body: Any) -> Iterator[Any]:
+        turns.append(path)
+        for choice in stream(self, path, body):
+            yield choice
+            if len(turns) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(ApiClient, "stream", interrupted)
+    _run(chat.run, "chat")
+    printed = capsys.readouterr()
+    assert printed.out == "Hel\nHello\n"
+    assert "(stopped)" in printed.err
+    # What was said of it stays in the conversation.
+    assert [m["content"] for m in fake.bodies[1]["messages"]] == ["one", "Hel", "two"]
+    turns.clear()
+    with pytest.raises(KeyboardInterrupt):
+        chat.run(make_parser().parse_args(["chat", "-q", "one"]))
+
+
+def test_ctrl_c_drops_what_was_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter([KeyboardInterrupt(), "one", EOFError()])
+
+    def read(sign: str) -> str:
+        item = next(typed)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    monkeypatch.setattr("builtins.input", read)
+    assert list(read_lines("> ")) == ["one"]
+    assert "Ctrl-D ends" in capsys.readouterr().err
 
 
 def _client(handler: Callable[[httpx.Request], httpx.Response]) -> ApiClient:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from tests.entrypoints.openai.conftest import SERVED_MODEL
@@ -18,6 +19,13 @@ def test_names() -> None:
     assert SERVED_MODEL.resolve_name("alias") == "alias"
     with pytest.raises(ModelNotFoundError, match="tiny, alias"):
         SERVED_MODEL.resolve_name("other")
+    called = replace(SERVED_MODEL, aliases=("tiny.gguf",))
+    assert called.resolve_name("tiny.gguf") == "tiny.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"tiny, alias, tiny\.gguf"):
+        called.resolve_name("other")
+    assert SERVED_MODEL.card("tiny").default_sampling_params is msgspec.UNSET
+    cool = replace(SERVED_MODEL, default_sampling={"temperature": 0.3})
+    assert cool.card("tiny").default_sampling_params == {"temperature": 0.3}
 
 
 def test_facts_of_the_embedded_checkpoint() -> None:

@@ -22,6 +22,9 @@ def test_the_curl_line_can_be_pasted() -> None:
     assert words[:2] == ["curl", "http://localhost:8000/v1/chat/completions"]
     assert json.loads(words[-1])["messages"]
     assert any("Authorization" in word for word in words)
+    words = shlex.split(curl_line("http://localhost:8000", needs_key=False, has_chats=False))
+    assert words[1] == "http://localhost:8000/v1/completions"
+    assert json.loads(words[-1])["prompt"]
     assert "Authorization" not in curl_line("http://localhost:8000", needs_key=False)
 
 

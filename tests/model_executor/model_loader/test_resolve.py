@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -11,6 +12,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader import resolve
 from vllm.model_executor.model_loader.resolve import (
+    list_aliases,
     read_generation_config,
     read_hf_config,
     resolve_checkpoint,
@@ -222,6 +224,41 @@ def test_a_gguf_file_is_one(tmp_path: Path) -> None:
     assert resolve_checkpoint(str(file)).path == str(file)
     with pytest.raises(ConfigError, match="is a local file: leave it out"):
         resolve_checkpoint(str(file), revision="main")
+
+
+def test_a_folder_that_holds_one_gguf_file_is_that(tmp_path: Path) -> None:
+    parts = [tmp_path / f"Tiny-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for file in (*parts, tmp_path / "mmproj-Tiny.gguf"):
+        file.write_bytes(b"")
+    assert resolve_checkpoint(str(tmp_path)).path == str(parts[0])
+    (tmp_path / "Other.gguf").write_bytes(b"")
+    with pytest.raises(
+        ConfigError, match=r"holds 2 models .*Other\.gguf, Tiny-00001-of-00002\.gguf"
+    ):
+        resolve_checkpoint(str(tmp_path))
+    # With weights of its own a folder is what it was.
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert resolve_checkpoint(str(tmp_path)).path == str(tmp_path)
+
+
+def test_aliases_are_the_names_that_a_file_has(tmp_path: Path) -> None:
+    path = tmp_path / "Tiny-Q8_0-00001-of-00001.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("Tiny 1B Instruct")
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert list_aliases(resolve_checkpoint(str(path))) == (
+        "Tiny-Q8_0-00001-of-00001.gguf",
+        "Tiny-Q8_0-00001-of-00001",
+        "Tiny-Q8_0",
+        "Tiny 1B Instruct",
+    )
+    folder = tmp_path / "Qwen-Tiny"
+    folder.mkdir()
+    assert list_aliases(resolve_checkpoint(str(folder))) == ("Qwen-Tiny",)
+    assert list_aliases(resolve_checkpoint("deepseek-v4")) == ()
 
 
 def test_a_quant_of_a_repository_is_looked_up_in_the_cache(tmp_path: Path) -> None:

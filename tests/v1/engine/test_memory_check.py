@@ -36,7 +36,7 @@ def test_a_refusal_names_what_is_needed_and_what_is_free() -> None:
         "4,831,838,208 bytes",
         "4,831,838,207 bytes",
         "weights 3.00 GiB",
-        "KV cache 1.00 GiB",
+        "a KV cache of one request of 16384 tokens 1.00 GiB",
     ):
         assert part in message
 
@@ -45,7 +45,7 @@ def test_what_fits_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     needs = MemoryNeeds(weights=3 * GIB, kv_cache=GIB, activations=GIB)
     with caplog.at_level(logging.INFO):
         check_memory(make_config(), needs, needs.total)
-    assert "5.00 GiB of 5.00 GiB free" in caplog.text
+    assert "at least 5.00 GiB is needed, 5.00 GiB is free" in caplog.text
 
 
 def test_activations_grow_with_what_they_are_made_of() -> None:

@@ -10,9 +10,13 @@ from typing import Any, Self
 import httpx
 
 from vllm.exceptions import EngineError, UserInputError
+from vllm.utils.argparse_utils import human_int
 
 DEFAULT_URL = "http://localhost:8000/v1"
 _CONNECT_TIMEOUT_S = 10.0
+# Where neither a flag nor the checkpoint says more. At temperature 1 a small model's answers are
+# noise that does not end.
+_USUAL_SAMPLING: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 
 
 def add_client_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +29,40 @@ def add_client_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--api-key", help="Default: OPENAI_API_KEY, if set.")
     parser.add_argument(
-        "--stats", action="store_true", help="Print token counts, cached ones too, to stderr."
+        "--stats",
+        action=argparse.BooleanOptionalAction,
+        help="Print token counts and the cached share to stderr. Default: in a conversation, not "
+        "with --quick.",
     )
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Add the flags that ``sampling_of`` reads.
+
+    Args:
+        parser: Of the command.
+        max_tokens: The default of ``--max-tokens``.
+    """
+    usual = "Default: what the checkpoint sets, else"
+    temperature, top_p = _USUAL_SAMPLING["temperature"], _USUAL_SAMPLING["top_p"]
+    parser.add_argument("--temperature", type=float, help=f"0 is greedy. {usual} {temperature}.")
+    parser.add_argument("--top-p", type=float, help=f"{usual} {top_p}.")
+    parser.add_argument("--seed", type=int, help="Makes an answer repeatable.")
+    parser.add_argument(
+        "--max-tokens",
+        type=human_int,
+        default=max_tokens,
+        help=f"Tokens of an answer at most. Default: {max_tokens}.",
+    )
+
+
+def sampling_of(args: argparse.Namespace, client: "ApiClient") -> dict[str, Any]:
+    """Return the sampling fields of requests: flags, then the checkpoint's, then the usual ones."""
+    own = client.card.get("default_sampling_params") or {}
+    given = {name: getattr(args, name) for name in ("temperature", "top_p", "seed")}
+    usual = {name: value for name, value in _USUAL_SAMPLING.items() if name not in own}
+    asked = {name: value for name, value in given.items() if value is not None}
+    return {**usual, **asked, "max_tokens": args.max_tokens}
 
 
 class ApiClient:
@@ -54,6 +90,7 @@ class ApiClient:
         self._url = url.rstrip("/")
         self._http = httpx.Client(headers=headers, timeout=timeout, transport=transport)
         self._model = model
+        self._card: Mapping[str, Any] | None = None
         self.usage: Mapping[str, Any] | None = None
 
     @classmethod
@@ -69,17 +106,29 @@ class ApiClient:
 
     @property
     def model(self) -> str:
-        """The model that requests name; asked of the server once, where none was given.
+        """The model that requests name: the server's first, where none was given.
 
         Raises:
             EngineError: The server cannot be reached, or refuses.
         """
-        if self._model is None:
+        return self._model or str(self.card["id"])
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        """What the server says of the model; asked once. Empty of one that it does not list.
+
+        Raises:
+            EngineError: The server cannot be reached, or refuses.
+        """
+        if self._card is None:
             with _reachable(self._url):
                 response = self._http.get(f"{self._url}/models")
             _check(response)
-            self._model = str(response.json()["data"][0]["id"])
-        return self._model
+            cards = response.json()["data"]
+            wanted = cards[:1] if self._model is None else cards
+            named = (card for card in wanted if self._model in (None, card["id"]))
+            self._card = next(named, {})
+        return self._card
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Yield the choices' chunks of a streamed answer; its usage is in ``usage`` afterwards.

@@ -2,11 +2,18 @@
 
 import argparse
 import sys
+from contextlib import closing
 from typing import Any
 
-from vllm.entrypoints.cli.api_client import ApiClient, add_client_flags
+from vllm.entrypoints.cli.api_client import (
+    ApiClient,
+    add_client_flags,
+    add_sampling_flags,
+    sampling_of,
+)
 from vllm.entrypoints.cli.conversation import print_answer, print_usage, read_lines
-from vllm.utils.argparse_utils import human_int
+
+_MAX_TOKENS = 128
 
 
 def add_parser(commands: Any) -> None:
@@ -15,12 +22,10 @@ def add_parser(commands: Any) -> None:
         "complete",
         help="Have a running server continue texts.",
         description="Have a running server continue texts. Every line is one; an empty one or "
-        "Ctrl-D ends.",
+        "Ctrl-D ends, Ctrl-C ends an answer.",
     )
     add_client_flags(parser)
-    parser.add_argument(
-        "--max-tokens", type=human_int, help="Tokens of an answer. Default: the server's, 16."
-    )
+    add_sampling_flags(parser, _MAX_TOKENS)
     parser.add_argument("-q", "--quick", metavar="PROMPT", help="Send one prompt and end.")
     parser.set_defaults(run=run)
 
@@ -31,13 +36,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         VllmError: The server cannot be reached, or refuses.
     """
-    limit = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
     with ApiClient.from_args(args) as client:
-        if args.quick is None:
+        sampling, is_talk = sampling_of(args, client), args.quick is None
+        if is_talk:
             print(f"Using model: {client.model}", file=sys.stderr)
-        for prompt in read_lines("> ") if args.quick is None else [args.quick]:
-            choices = client.stream("/completions", {"prompt": prompt, **limit})
-            print_answer(choice["text"] for choice in choices)
-            if args.stats:
+        for prompt in read_lines("> ") if is_talk else [args.quick]:
+            choices = client.stream("/completions", {"prompt": prompt, **sampling})
+            with closing(choice["text"] for choice in choices) as pieces:
+                print_answer(pieces, stops=is_talk)
+            if args.stats or (is_talk and args.stats is not False):
                 print_usage(client.usage)
     return 0

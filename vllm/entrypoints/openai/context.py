@@ -34,6 +34,7 @@ class ServedModel:
     Attributes:
         names: Names clients may use; the first is the default.
         root: What the user asked to serve.
+        aliases: Further names that clients may use, which ``/v1/models`` does not list.
         max_model_len: Longest prompt + answer in tokens.
         vocab_size: Token ids are below it.
         max_logprobs: Most likely tokens a request may ask for; -1: the whole vocabulary.
@@ -53,6 +54,7 @@ class ServedModel:
     is_embedded: bool
     has_priority: bool
     fingerprint: str
+    aliases: tuple[str, ...] = ()
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     has_kv_transfer: bool = False
     max_new_tokens: int | None = None
@@ -71,9 +73,10 @@ class ServedModel:
         """
         if not name or (name in _NO_MODEL and name not in self.names):
             return self.names[0]
-        if name not in self.names:
+        known = (*self.names, *self.aliases)
+        if name not in known:
             raise ModelNotFoundError(
-                f"The model {name!r} is not served here: use {', '.join(self.names)}.", "model"
+                f"The model {name!r} is not served here: use {', '.join(known)}.", "model"
             )
         return name
 
@@ -88,6 +91,8 @@ class ServedModel:
         )
         if self.is_embedded:
             card.note = EMBEDDED_NOTE
+        if self.default_sampling:
+            card.default_sampling_params = dict(self.default_sampling)
         return card
 
 
@@ -106,6 +111,7 @@ def make_served_model(
     defaults = model.generation_config if generation_config == "auto" else {}
     return ServedModel(
         names=tuple(model.served_model_names),
+        aliases=model.aliases,
         root=model.model,
         max_model_len=max_model_len,
         vocab_size=int(model.hf_config["vocab_size"]),

@@ -37,7 +37,7 @@ from vllm.exceptions import ShuttingDownError
 from vllm.logger import init_logger
 from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
-from vllm.tokenizers.chat_encoder import find_templates
+from vllm.tokenizers.chat_encoder import NoChatEncoder, find_templates
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.wire import KVCacheInfo, Ready
@@ -206,7 +206,8 @@ class HttpServer:
         state.set_ready()
         logger.info("Application startup complete.")
         if self._job is None:
-            logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys)))
+            has_chats = not isinstance(app.state.context.chat_encoder, NoChatEncoder)
+            logger.info("Try it: %s", curl_line(url, bool(self._args.api_keys), has_chats))
         return engine
 
     async def _serve(self, state: ServerState, engine: AsyncLLM) -> int:
@@ -389,12 +390,21 @@ def cache_labels(config: VllmConfig, kv_cache: KVCacheInfo) -> dict[str, object]
     }
 
 
-def curl_line(url: str, needs_key: bool) -> str:
-    """Return a command that asks the server something, ready to be pasted."""
+def curl_line(url: str, needs_key: bool, has_chats: bool = True) -> str:
+    """Return a command that asks the server something, ready to be pasted.
+
+    Args:
+        url: Of the server.
+        needs_key: Whether it asks for a key.
+        has_chats: Whether the model has a chat format; a base model continues a text.
+    """
     key = "-H 'Authorization: Bearer YOUR_KEY' " if needs_key else ""
+    route, asked = "completions", '"prompt": "The capital of France is"'
+    if has_chats:
+        route, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     return (
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' {key}"
-        '-d \'{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32}\''
+        f"curl {url}/v1/{route} -H 'Content-Type: application/json' {key}"
+        f"-d '{{{asked}, \"max_tokens\": 32}}'"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.gguf_config import read_gguf_config
-from vllm.utils.gguf_file import is_gguf
+from vllm.utils.gguf_file import is_gguf, read_gguf
 
 logger = init_logger(__name__)
 
@@ -18,6 +18,7 @@ EMBEDDED_MODEL_NAME = "deepseek-v4"
 _EMBEDDED_DIR = Path(__file__).resolve().parents[2] / "assets" / "deepseek-v4"
 _HUB_QUANT = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([\w.-]+)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_PART_OF_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _CONFIG_PATTERNS = ("*.json", "*.jinja", "tokenizer.model")
 _WEIGHT_PATTERNS = ("*.safetensors",)
 
@@ -46,10 +47,11 @@ def resolve_checkpoint(
 ) -> ResolvedCheckpoint:
     """Find the folder of ``model``.
 
-    A local folder, or GGUF file, wins; ``owner/name:QUANT`` is the GGUF file of that name in a
-    snapshot of the local cache; then ``deepseek-v4`` names the embedded checkpoint; any other name
-    is a hub id, looked up in the local Hugging Face cache (``HF_HOME``, or ``download_dir``) first
-    and then online, unless HF_HUB_OFFLINE is set.
+    A local folder, or GGUF file, wins; of a folder whose only weights are one GGUF file, that file.
+    ``owner/name:QUANT`` is the GGUF file of that name in a snapshot of the local cache; then
+    ``deepseek-v4`` names the embedded checkpoint. Any other name is a hub id, looked up in the
+    local Hugging Face cache (``HF_HOME``, or ``download_dir``) first and then online, unless
+    HF_HUB_OFFLINE is set.
 
     Args:
         model: A folder, a .gguf file, ``deepseek-v4`` or a hub id such as ``owner/name``.
@@ -65,7 +67,7 @@ def resolve_checkpoint(
     folder = Path(model).expanduser()
     if folder.is_dir():
         _refuse_revision(model, revision, "a local folder")
-        return ResolvedCheckpoint(str(folder), False, model)
+        return ResolvedCheckpoint(str(_find_in_folder(folder)), False, model)
     if folder.is_file():
         if is_gguf(folder):
             _refuse_revision(model, revision, "a local file")
@@ -88,6 +90,46 @@ def resolve_checkpoint(
         download_dir = _check_download_dir(download_dir)
     snapshot = _HubSnapshot(model, revision, download_dir, with_weights)
     return ResolvedCheckpoint(_resolve_hub_id(snapshot), False, model)
+
+
+def list_aliases(checkpoint: ResolvedCheckpoint) -> tuple[str, ...]:
+    """Return what people call a checkpoint on this machine beside what was typed.
+
+    The name of its folder; of a GGUF file its own, with and without the suffix, and the name that
+    it gives itself (``general.name``).
+
+    Raises:
+        CheckpointError: The GGUF file is broken.
+    """
+    path = Path(checkpoint.path)
+    if checkpoint.is_embedded:
+        return ()
+    names = [path.name] if path.is_dir() else []
+    if is_gguf(path):
+        own = read_gguf(path).keys.get("general.name")
+        whole = _PART_OF_SPLIT.sub("", path.stem)
+        names = [path.name, path.stem, whole, *([own] if isinstance(own, str) else [])]
+    aliases = dict.fromkeys(name.strip() for name in names)
+    return tuple(name for name in aliases if name and name != checkpoint.name)
+
+
+def _find_in_folder(folder: Path) -> Path:
+    """Return the folder, or the one GGUF file in it where nothing else there holds weights."""
+    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
+    # Of a split file the first part stands for all.
+    whole = [
+        file
+        for file in files
+        if (found := _PART_OF_SPLIT.search(file.stem)) is None or found[0].startswith("-00001-")
+    ]
+    if not files or any(folder.glob("*.safetensors")):
+        return folder
+    if len(whole) == 1:
+        return whole[0]
+    raise ConfigError(
+        f"model={str(folder)!r} holds {len(whole)} models in GGUF files: give one of "
+        f"{', '.join(file.name for file in (whole or files)[:20])} by its path."
+    )
 
 
 def read_hf_config(path: str | Path) -> dict[str, Any]:

@@ -48,7 +48,9 @@ def _check_weights(
 ) -> None:
     fixed = platforms.current_platform.fixed_kv_cache_bytes(config)
     pool_bytes = smallest_pool_bytes(config, specs) if fixed is None else fixed
-    needs = MemoryNeeds(weight_bytes, pool_bytes, estimate_activation_bytes(config))
+    needs = MemoryNeeds(
+        weight_bytes, pool_bytes, estimate_activation_bytes(config), asks_for_pool=fixed is not None
+    )
     # Cores on one host start together: each finds all of it free.
     num_sharing = config.parallel_config.num_local_cores if _shares_memory() else 1
     check_memory(config, needs, free_bytes // num_sharing)

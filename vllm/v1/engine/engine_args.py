@@ -45,6 +45,7 @@ from vllm.exceptions import ConfigError
 from vllm.logger import LOG_FORMATS, init_logger
 from vllm.model_executor.model_loader.resolve import (
     ResolvedCheckpoint,
+    list_aliases,
     override_config,
     read_generation_config,
     read_hf_config,
@@ -413,6 +414,7 @@ class EngineArgs:
                 f"{hf_config.get('model_type')!r}: use auto."
             )
         names = self.served_model_name or [self.model]
+        aliases = () if self.served_model_name else list_aliases(checkpoint)
         tokenizer = self.tokenizer
         if tokenizer is not None:
             tokenizer = resolve_checkpoint(
@@ -426,6 +428,7 @@ class EngineArgs:
             path=checkpoint.path,
             is_embedded=checkpoint.is_embedded,
             served_model_names=(names,) if isinstance(names, str) else tuple(names),
+            aliases=aliases,
             hf_config=hf_config,
             generation_config=generation_config,
             placeholder_ids=parsed.placeholder_ids,

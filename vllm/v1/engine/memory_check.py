@@ -35,11 +35,13 @@ class MemoryNeeds:
         kv_cache: Of the pool that the user asked for, else of one that holds a single request of
             the longest length.
         activations: Of the largest step; an estimate.
+        asks_for_pool: Whether the user asked for a pool.
     """
 
     weights: int
     kv_cache: int
     activations: int
+    asks_for_pool: bool = False
 
     @property
     def total(self) -> int:
@@ -53,11 +55,12 @@ def check_memory(config: VllmConfig, needs: MemoryNeeds, free_bytes: int) -> Non
     Raises:
         ConfigError: More is needed than is free; the message names both, and each part.
     """
+    whose = "the KV cache that was asked for"
+    if not needs.asks_for_pool:
+        whose = f"a KV cache of one request of {config.model_config.max_model_len} tokens"
     parts = (
-        f"weights {format_size(needs.weights)}, KV cache {format_size(needs.kv_cache)} "
-        f"(as asked for, else of one request of {config.model_config.max_model_len} tokens), "
-        f"activations about "
-        f"{format_size(needs.activations)} (a step of {_num_step_tokens(config)} tokens)"
+        f"weights {format_size(needs.weights)}, {whose} {format_size(needs.kv_cache)}, activations "
+        f"about {format_size(needs.activations)} (a step of {_num_step_tokens(config)} tokens)"
     )
     if needs.total > free_bytes:
         raise ConfigError(
@@ -67,7 +70,10 @@ def check_memory(config: VllmConfig, needs: MemoryNeeds, free_bytes: int) -> Non
             "--kv-cache-memory-bytes, or serve a smaller or quantised checkpoint."
         )
     logger.info(
-        "Memory: %s; %s of %s free", parts, format_size(needs.total), format_size(free_bytes)
+        "Memory: at least %s is needed, %s is free. Needed: %s",
+        format_size(needs.total),
+        format_size(free_bytes),
+        parts,
     )
 
 

@@ -16,7 +16,7 @@ from vllm.exceptions import UserInputError
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.grammar_formats import ANSWER_PART, TOOLS_PART, Format, any_of, json_of, text
 from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
-from vllm.parser.registry import NONE
+from vllm.parser.registry import NONE, TOOL_PARSERS
 from vllm.sampling_params import ReasoningSpan, SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
@@ -108,7 +108,7 @@ async def prepare_chat(
     if may_call and parsers.tools == NONE:
         raise UserInputError(
             "tools cannot be served: how this model writes calls is not known. Start the server "
-            "with --tool-call-parser, or leave tools out.",
+            f"with --tool-call-parser (one of {', '.join(TOOL_PARSERS)}), or leave tools out.",
             "tools",
         )
     # With "none" the model is not even told: prompts that say "do not" still tempt.

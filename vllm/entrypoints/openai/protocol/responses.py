@@ -227,6 +227,8 @@ class ModelCard(msgspec.Struct):
     object: str = "model"
     parent: str | None = None
     note: str | UnsetType = UNSET
+    # What the checkpoint sets where a request does not.
+    default_sampling_params: dict[str, Any] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):
