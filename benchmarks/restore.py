@@ -102,7 +102,7 @@ def tier_of(engine: LLMEngine) -> Any:
 def settle(engine: LLMEngine) -> None:
     """Let everything be written."""
     core = engine._core._core  # type: ignore[attr-defined]
-    while core.scheduler.connector.has_pending_work():
+    while core.scheduler.connector.hooks.has_pending_work():
         core.step()
         time.sleep(_SETTLE_S)
 

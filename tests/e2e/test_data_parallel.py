@@ -31,6 +31,8 @@ def pair(
     flags += ("--data-parallel-fault-tolerance", "--data-parallel-restarts", "1")
     # However slow the machine is, what is asked for comes.
     flags += ("--warm-pull-bytes", "64M", "--warm-pull-seconds", "600")
+    # Beside a tier, which a core that is killed loses with its process.
+    flags += ("--kv-offloading-size", "0.05")
     environment = {**platform_environment, "VLLM_SERVER_DEV_MODE": "1"}
     log_path = tmp_path_factory.mktemp("pair") / "log.txt"
     with ServerProcess(log_path, *flags, environment=environment) as server:

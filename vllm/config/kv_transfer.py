@@ -1,7 +1,7 @@
 """KV connectors: moving KV blocks in and out of this engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -151,6 +151,22 @@ def child_configs(config: KVTransferConfig) -> list[KVTransferConfig]:
         child.instance_id = config.instance_id
         children.append(child)
     return children
+
+
+def join_configs(*configs: KVTransferConfig) -> KVTransferConfig:
+    """Return a ``MultiConnector`` of some connectors; of equal offers the first one's is taken."""
+    first = configs[0]
+    listed = [
+        {name: value for name in _TYPES if (value := getattr(config, name)) is not None}
+        for config in configs
+    ]
+    return replace(
+        first,
+        kv_connector=MULTI_CONNECTOR,
+        kv_role="kv_both",
+        kv_connector_extra_config={"connectors": listed},
+        kv_connector_module_path=None,
+    )
 
 
 @dataclass

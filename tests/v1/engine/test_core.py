@@ -68,7 +68,7 @@ def test_a_core_that_failed_waits_for_no_transfer(config):
     wish = {"kv_transfer_params": {"do_remote_decode": True}}
     add(core, request(prompt=[5] * 40, max_tokens=1, extra_args=wish))
     core.step()
-    assert core.scheduler.connector.has_pending_work()
+    assert core.scheduler.connector.hooks.has_pending_work()
     with pytest.raises(RuntimeError):
         core.step()
     # A further step would raise once more, and the executor would never be shut down.

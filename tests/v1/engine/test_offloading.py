@@ -141,7 +141,7 @@ def check_free(session: Session) -> None:
 def stop(session: Session, *, is_killed: bool = False) -> None:
     if is_killed:
         # As a kill leaves it: what was not acknowledged is gone with the process.
-        session.core.scheduler.connector.drain_timeout_s = 0.0
+        session.core.scheduler.connector.hooks.drain_timeout_s = 0.0
     session.core.shutdown()
 
 
@@ -309,7 +309,7 @@ def test_both_tiers_behind_a_pool_far_too_small(tmp_path, monkeypatch):
     assert set(sources(session)) == {"host", "disk"}
     session.core.scheduler.publish_kv_events()
     check_events([event for batch in batches for event in batch.events], tier)
-    view = tier.view()
+    view = tier.view_tiers()
     stats = tier.take_stats()
     assert stats.restores["restored"] == sum(n > 0 for n in externals(session))
     # The page shows the same, and takes nothing from it.
@@ -433,10 +433,10 @@ def test_a_start_brings_back_what_was_used_most(tmp_path):
     # The kill of one that did nothing forgets nothing.
     stop(start(tmp_path / "cache", warm=2), is_killed=True)
     second = start(tmp_path / "cache", warm=2)
-    assert tier_of(second).view().warm_start.state == "waiting"
+    assert tier_of(second).view_tiers().warm_start.state == "waiting"
     second.run()
     check_free(second)
-    assert tier_of(second).view().warm_start == WarmStart("done", 2, 256 + 128)
+    assert tier_of(second).view_tiers().warm_start == WarmStart("done", 2, 256 + 128)
     assert answer(second, prompts) == expected
     # Two lie in the pool before anybody asks; the third was asked for once.
     assert externals(second) == [0, 0, 256]
@@ -520,7 +520,7 @@ def test_a_tier_and_a_handover_stand_together(tmp_path):
             assert answered.tokens == expected
             assert answered.stats is not None
             found.append((answered.stats.num_external_tokens, answered.stats.hit_sources()))
-            view = pair.d.core.scheduler.connector.view_tiers()
+            view = pair.d.core.scheduler.connector.hooks.view_tiers()
             assert list(view.tiers) == ["disk"]
             assert view.restores.get("restored", 0) == (len(found) > 1)
             # The prefilling engine is told that nothing of it is held for the other any more.
@@ -805,10 +805,10 @@ def test_a_run_that_ends_before_its_folder_is_open_waits_for_it(tmp_path, monkey
     session = Session(make_core(32, transfer=transfer, num_blocks=3000, budget=256))
     connector = session.core.scheduler.connector
     assert answer(session, KEPT) == cold(KEPT)
-    begin_drain = connector.begin_drain
-    monkeypatch.setattr(connector, "begin_drain", lambda: (begin_drain(), is_ending.set()))
+    begin_drain = connector.hooks.begin_drain
+    monkeypatch.setattr(connector.hooks, "begin_drain", lambda: (begin_drain(), is_ending.set()))
     # Not for ever, either.
-    connector.drain_timeout_s = _WAIT_S if opens else 0.01
+    connector.hooks.drain_timeout_s = _WAIT_S if opens else 0.01
     stop(session)
     monkeypatch.undo()
     again = start(tmp_path / "cache")

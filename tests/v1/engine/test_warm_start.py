@@ -2,14 +2,17 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from unittest.mock import ANY
 
 import msgspec
 import pytest
 
 from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
+from tests.v1.engine.test_offloading import tiers_of, wait_open
 from vllm.config import KVTransferConfig
+from vllm.config.kv_transfer import join_configs
 from vllm.distributed.kv_transfer.handover.sockets import find_port_range
 from vllm.exceptions import UserInputError
 from vllm.v1.engine.core_loop import CoreLoop
@@ -28,7 +31,10 @@ GIB = 1 << 30
 _PATIENT = {"load_timeout_s": 600, "stuck_timeout_s": 600, "quiet_timeout_s": 600}
 
 
-def neighbour(num_blocks: int = 400, *, is_ahead: bool = False) -> Session:
+def neighbour(
+    num_blocks: int = 400, *, is_ahead: bool = False, folder: Path | None = None
+) -> Session:
+    """Return a core that shares its cache; with a folder, one that has a tier on a disk too."""
     raw = {
         "kv_connector": "NeighbourConnector",
         "kv_role": "kv_both",
@@ -36,16 +42,23 @@ def neighbour(num_blocks: int = 400, *, is_ahead: bool = False) -> Session:
         "kv_connector_extra_config": _PATIENT,
     }
     transfer = KVTransferConfig.from_dict(raw)
-    return Session(
+    if folder is not None:
+        transfer = join_configs(KVTransferConfig.from_dict(tiers_of(folder, warm=2)), transfer)
+    session = Session(
         make_core(32, num_blocks=num_blocks, budget=256, transfer=transfer, is_ahead=is_ahead)
     )
+    if folder is not None:
+        wait_open(session.core.scheduler.connector._parts[0])
+    return session
 
 
 class Pair:
     """A core that serves, and one that begins beside it."""
 
-    def __init__(self, *, is_ahead: bool = False) -> None:
-        self.old, self.new = (neighbour(is_ahead=is_ahead) for _ in range(2))
+    def __init__(self, *, is_ahead: bool = False, folders: Sequence[Path | None] = ()) -> None:
+        self.old, self.new = (
+            neighbour(is_ahead=is_ahead, folder=folder) for folder in folders or (None, None)
+        )
         self.told: dict[int, list[FromCore]] = {0: [], 1: []}
         self.loops = [
             CoreLoop(session.core, self.told[i].append)
@@ -133,6 +146,45 @@ def test_a_core_pulls_what_a_neighbour_uses_most_and_says_the_same(pair: Pair) -
     assert pair.offer(0) == []
 
 
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["plain", "a step ahead"])
+def test_a_core_with_tiers_pulls_beside_them(
+    is_ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As cores of one server, which share the root of their folder.
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    rng = random.Random(9)
+    kept, hot, late = (random_tokens(rng, length) for length in (300, 330, 270))
+    folders = [tmp_path / name for name in ("old", "new")]
+    # The new core's disk has something of its last life.
+    first = neighbour(folder=folders[1])
+    expected = [ask(first, kept)[0]]
+    first.core.shutdown()
+    pair = Pair(is_ahead=is_ahead, folders=folders)
+    expected += [ask(pair.old, hot)[0]]
+    report = pair.pull(pair.offer())
+    assert (report.num_prefixes > 0, report.num_failed) == (True, 0)
+    pair.check_free()
+    hooks = pair.new.core.scheduler.connector.hooks
+    # Pulled, and brought back from the disk, side by side: nobody has asked yet.
+    assert hooks.view_tiers().warm_start.state == "done"
+    assert hooks.view_tiers().warm_start.num_prefixes == 1
+    for prompt, tokens in zip((kept, hot), expected, strict=True):
+        answered, hit = ask(pair.new, prompt)
+        assert answered == tokens
+        assert hit > 200
+    expected += [ask(pair.new, late)[0]]
+    pair.check_free()
+    # What was pulled is in the new core's tier, like what it computed, once somebody used it.
+    for session in (pair.old, pair.new):
+        session.core.shutdown()
+    again = neighbour(folder=folders[1])
+    for prompt, tokens in zip((kept, hot, late), expected, strict=True):
+        answered, hit = ask(again, prompt)
+        assert answered == tokens
+        assert hit > 200
+    again.core.shutdown()
+
+
 def test_a_pull_keeps_to_its_budget_and_gives_back_what_it_does_not_take(pair: Pair) -> None:
     rng = random.Random(4)
     for _ in range(3):
@@ -167,7 +219,7 @@ def test_an_answer_that_ends_with_a_unit_is_offered_as_it_is_held() -> None:
             assert stop not in answer.tokens[:3]
         else:
             assert len(answer.tokens) == 4
-        offers = session.core.scheduler.connector.offer_hot(GIB)
+        offers = session.core.scheduler.connector.hooks.offer_hot(GIB)
         found.append([offer.num_tokens for offer in offers])
         session.core.withdraw_prefixes([offer.lease for offer in offers])
         session.run()

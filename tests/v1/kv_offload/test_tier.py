@@ -275,13 +275,13 @@ def test_why_nothing_was_restored_is_told_in_its_step_alone(kept: TierRig) -> No
     kept.tier.stores._rates = Rates(bytes_per_s=1.0, tokens_per_s={0: 1e12})
     request = make_request("1", PROMPT)
     assert kept.tier.find_tokens(request, 0) == 0
-    note = kept.tier.explain(request)
+    note = kept.tier.explain_admission(request)
     assert note is not None
     assert (note.miss_reason, note.miss_until) == (RESTORE_DECLINED, 4 * GROUP)
     assert kept.tier.counts.restores["declined"] == 1
     assert kept.tier.find_tokens(request, 0) == 0
     kept.step()
-    assert kept.tier.explain(request) is None
+    assert kept.tier.explain_admission(request) is None
 
 
 def test_what_other_restores_read_before_counts() -> None:

@@ -103,7 +103,7 @@ class CacheView:
                 "cached_tokens": totals.cached_tokens,
             },
             sources=dict(totals.sources),
-            offload=None if connector is None else connector.view_tiers(),
+            offload=None if connector is None else connector.hooks.view_tiers(),
             tree=tree,
             admissions=list(reversed(log.admissions)),
             took_ms=(time.perf_counter() - began) * 1e3,

@@ -153,7 +153,7 @@ class EngineCore:
         if self._news is None:
             return None
         connector = self.scheduler.connector
-        kept = None if connector is None else connector.take_kept()
+        kept = None if connector is None else connector.hooks.take_kept()
         if kept is not None:
             self._news.note_kept(kept)
         num_running, num_waiting = self.scheduler.get_request_counts()
@@ -172,7 +172,7 @@ class EngineCore:
     def withdraw_prefixes(self, names: list[str]) -> None:
         """Let go of what is held for other engines, by name; unknown names are ignored."""
         if self.scheduler.connector is not None:
-            self.scheduler.connector.withdraw(names)
+            self.scheduler.connector.hooks.withdraw(names)
 
     # ---- steps -------------------------------------------------------------------------------
 
@@ -300,9 +300,9 @@ class EngineCore:
         has_failed = self._is_in_step or (self._ahead is not None and self._ahead.has_failed)
         if connector is None or has_failed:
             return
-        connector.begin_drain()
-        deadline = time.monotonic() + connector.drain_timeout_s
-        while connector.has_pending_work() and time.monotonic() < deadline:
+        connector.hooks.begin_drain()
+        deadline = time.monotonic() + connector.hooks.drain_timeout_s
+        while connector.hooks.has_pending_work() and time.monotonic() < deadline:
             self.step()
             time.sleep(_TRANSFER_POLL_S)
 

@@ -516,13 +516,13 @@ class EngineArgs:
             )
         if asked is None:
             return None
-        if self.warm_pull_bytes:
-            raise ConfigError(
-                f"warm_pull_bytes={self.warm_pull_bytes} does not go yet with what other "
-                "KV connectors do (--kv-transfer-config, --prefix-cache-dir, "
-                "--kv-offloading-size): leave one of them out."
-            )
         config = KVTransferConfig.from_dict(asked)
+        if self.warm_pull_bytes and config.kv_connector != OFFLOADING_CONNECTOR:
+            raise ConfigError(
+                f"warm_pull_bytes={self.warm_pull_bytes} goes with the tiers of --prefix-cache-dir "
+                f"and --kv-offloading-size, not with {config.kv_connector} of "
+                "--kv-transfer-config, which hands prefixes over itself: leave one of them out."
+            )
         KVConnectorRegistry.load_class(config)
         if self.cache_trace is not None and config.kv_connector != OFFLOADING_CONNECTOR:
             raise ConfigError(

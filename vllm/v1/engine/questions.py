@@ -231,7 +231,7 @@ class OfferHot(Question[list[HotPrefix]], frozen=True):
     def answer(self, core: AskedCore, tell: Callable[[list[HotPrefix]], None]) -> None:
         """Hold them; nothing where caches are not shared."""
         connector = core.scheduler.connector
-        tell([] if connector is None else list(connector.offer_hot(self.max_bytes)))
+        tell([] if connector is None else list(connector.hooks.offer_hot(self.max_bytes)))
 
     def merge(self, replies: Sequence[list[HotPrefix]]) -> list[HotPrefix]:
         """Those of all, the most used first."""
@@ -258,7 +258,7 @@ class PullHot(Question[PullStats], frozen=True):
         if connector is None or not self.prefixes:
             tell(PullStats())
         else:
-            connector.take_hot(self.prefixes, self.max_bytes, self.seconds, tell)
+            connector.hooks.take_hot(self.prefixes, self.max_bytes, self.seconds, tell)
 
     def merge(self, replies: Sequence[PullStats]) -> PullStats:
         """The only one: a new core pulls alone."""

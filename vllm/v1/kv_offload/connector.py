@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    AdmissionNote,
-    KeptPrefixes,
     KVConnectorMetadata,
     KVConnectorRole,
 )
@@ -32,7 +30,6 @@ from vllm.v1.kv_offload.store.keeper import Keeper, StoreKeeper
 from vllm.v1.kv_offload.store.latched_keeper import LatchedKeeper
 from vllm.v1.kv_offload.tier import Tier
 from vllm.v1.kv_offload.worker import OffloadWorker
-from vllm.v1.messages import RESTORE_FAILED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,16 +41,11 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.kv_offload.tier_view import TiersView
-    from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 logger = init_logger(__name__)
 
-# For what waits to be written, the opening of the folder included: a script may end before its
-# weights were digested. A front end gives its engine core 5 s to end.
-_DRAIN_S = 4.0
 # Another server that has the folder writes its hash root within moments.
 _MARKER_S = 5.0
 _MARKER_POLL_S = 0.01
@@ -67,8 +59,6 @@ class OffloadingConnector(BesideStepsConnector):
     Raises:
         ConfigError: The settings are wrong.
     """
-
-    drain_timeout_s = _DRAIN_S
 
     def __init__(
         self,
@@ -123,6 +113,7 @@ class OffloadingConnector(BesideStepsConnector):
                 )
         keeper = None if settings.root is None else self._make_keeper(config, layout)
         self._tier = Tier(self._vllm_config, settings, manager, layout, host, keeper)
+        self.hooks = self._tier
 
     def _make_keeper(self, config: KVCacheConfig, layout: ObjectLayout) -> Keeper:
         """Begin to open the folder."""
@@ -162,10 +153,6 @@ class OffloadingConnector(BesideStepsConnector):
     def _keeps(self) -> Tier:
         assert self._tier is not None, "the scheduler's side was not given the manager"
         return self._tier
-
-    def has_pending_work(self) -> bool:
-        """Whether something is on its way to the disk or back."""
-        return self._keeps.has_pending_work()
 
     def on_new_request(self, request: Request) -> None:
         """Take note of a request."""
@@ -217,38 +204,9 @@ class OffloadingConnector(BesideStepsConnector):
         self._keeps.end(request)
         return False, None
 
-    def begin_drain(self) -> None:
-        """Write what was held back."""
-        self._keeps.begin_drain()
-
-    def begin_own_loads(self) -> None:
-        """Take blocks for prefixes that no request asked for."""
-        self._keeps.begin_own_loads()
-
-    def explain_admission(self, request: Request) -> AdmissionNote | None:
-        """Say where a request's loaded tokens lie, and why others were not loaded."""
-        return self._keeps.explain(request)
-
-    def why_failed(self, request_id: str, worker_meta: Any) -> str:
-        """Return why a prefix did not come."""
-        assert isinstance(worker_meta, OffloadReport)
-        return worker_meta.failures.get(request_id, RESTORE_FAILED)
-
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Drain what the tiers gained and lost."""
         return self._keeps.take_events()
-
-    def take_kept(self) -> KeptPrefixes | None:
-        """Drain what the tiers gained and lost."""
-        return self._keeps.take_kept()
-
-    def take_stats(self) -> OffloadStats | None:
-        """Return what the tiers did since the last call, and what they hold."""
-        return self._keeps.take_stats()
-
-    def view_tiers(self) -> TiersView | None:
-        """Return what the tiers hold and did."""
-        return self._keeps.view()
 
     def reset_cache(self) -> bool | None:
         """Forget what the tiers keep."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_events import AnyKVCacheEvent, BlockRemoved, BlockStored
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KeptPrefixes
+from vllm.distributed.kv_transfer.kv_connector.v1.hooks import KeptPrefixes
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_offload.lookups.ways import Restorable
 from vllm.v1.kv_offload.orders import OffloadReport

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, AnyKVCacheEvent
-from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote, KeptPrefixes
+from vllm.distributed.kv_transfer.kv_connector.v1.hooks import (
+    AdmissionNote,
+    ConnectorHooks,
+    KeptPrefixes,
+)
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.layout import ObjectLayout
 from vllm.v1.kv_offload.lookups.step_times import StepTimes
@@ -29,6 +33,7 @@ from vllm.v1.kv_offload.tier_view import TiersView, WarmStart, find_disk_state, 
 from vllm.v1.kv_offload.writes.passing import note_passage
 from vllm.v1.kv_offload.writes.tier_writes import TierWrites
 from vllm.v1.kv_offload.writes.tracking import Tracker
+from vllm.v1.messages import RESTORE_FAILED
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -39,8 +44,12 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# For what waits to be written, the opening of the folder included: a script may end before its
+# weights were digested. A front end gives its engine core 5 s to end.
+_DRAIN_S = 4.0
 
-class Tier:
+
+class Tier(ConnectorHooks):
     """Host memory and a disk behind the pool, or one of them: what the connector talks to.
 
     ``TierStores`` has both, ``TierWrites`` fills them, ``TierRestores`` brings prefixes back for
@@ -56,6 +65,8 @@ class Tier:
         host: The index of the host tier; None: there is none.
         keeper: The disk's thread; None: there is no disk.
     """
+
+    drain_timeout_s = _DRAIN_S
 
     def __init__(
         self,
@@ -173,9 +184,14 @@ class Tier:
         if self.warming.is_busy and self.restores.has_room:
             self.warming.begin(self.stores.tiers, self.restores.order)
 
-    def explain(self, request: Request) -> AdmissionNote | None:
+    def explain_admission(self, request: Request) -> AdmissionNote | None:
         """Return what is known of a request that was admitted in this step."""
         return self.restores.explain(request)
+
+    def why_failed(self, request_id: str, worker_meta: Any) -> str:
+        """Return why a prefix did not come."""
+        assert isinstance(worker_meta, OffloadReport)
+        return worker_meta.failures.get(request_id, RESTORE_FAILED)
 
     def begin(self, request: Request, num_external: int) -> None:
         """Order the restore of a request whose blocks are allocated."""
@@ -266,7 +282,7 @@ class Tier:
         """Return what happened since the last call, and what the tiers hold; None: nothing."""
         return self.counts.take({"host": self.stores.host, "disk": self.stores.disk})
 
-    def view(self) -> TiersView:
+    def view_tiers(self) -> TiersView:
         """Return what the tiers hold and did since the start; memory only."""
         totals = self.counts.look({"host": self.stores.host, "disk": self.stores.disk})
         tiers, size = {}, self.stores.num_workers

@@ -94,7 +94,7 @@ def test_a_prefix_is_loaded_and_given_back() -> None:
     assert output.num_scheduled_tokens == {"a": 2}
     assert [prefix.lease for prefix in orders_of(output).returned] == ["lease-1"]
     report(scheduler, output, {"a": [7]}, meta=HandoverReport(num_returning=1))
-    assert scheduler.connector.has_pending_work()
+    assert scheduler.connector.hooks.has_pending_work()
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     report(scheduler, scheduler.schedule())
     assert not scheduler.has_requests()
@@ -255,10 +255,10 @@ def test_a_load_that_failed_at_one_worker_is_given_up_by_the_others() -> None:
 def test_what_nobody_will_load_is_withdrawn() -> None:
     scheduler = connected()
     lease = hold(scheduler)
-    scheduler.connector.withdraw(["unknown", lease])
+    scheduler.connector.hooks.withdraw(["unknown", lease])
     output = scheduler.schedule()
     assert orders_of(output).withdrawn == [lease]
     report(scheduler, output, meta=HandoverReport({lease: 1}))
     assert all_free(scheduler)
-    scheduler.connector.withdraw([lease])
+    scheduler.connector.hooks.withdraw([lease])
     assert not scheduler.has_requests()

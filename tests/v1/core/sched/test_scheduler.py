@@ -902,9 +902,9 @@ def test_a_connectors_own_loads_begin_when_all_is_admitted() -> None:
     scheduler = make_scheduler()
     scheduler.connector = connector = Mock()
     connector.get_num_new_matched_tokens.return_value = (0, False)
-    connector.explain_admission.return_value = None
+    connector.hooks.explain_admission.return_value = None
     connector.take_events.return_value = ()
-    connector.begin_own_loads.side_effect = lambda: order.append(len(scheduler.running))
+    connector.hooks.begin_own_loads.side_effect = lambda: order.append(len(scheduler.running))
     order: list[int] = []
     scheduler.add_request(make_request("0", 10))
     scheduler.schedule()
@@ -924,7 +924,7 @@ def test_a_request_that_the_connector_refuses_was_never_there() -> None:
 def test_steps_go_on_while_the_connector_has_work() -> None:
     scheduler = make_scheduler()
     scheduler.connector = connector = Mock()
-    connector.has_pending_work.return_value = True
+    connector.hooks.has_pending_work.return_value = True
     assert scheduler.has_requests()
-    connector.has_pending_work.return_value = False
+    connector.hooks.has_pending_work.return_value = False
     assert not scheduler.has_requests()

@@ -1,6 +1,7 @@
 """What each of several cores runs."""
 
 from vllm.config import KVTransferConfig, ParallelConfig, VllmConfig
+from vllm.config.kv_transfer import child_configs
 from vllm.v1.engine.data_parallel.ranks import make_rank_config
 
 
@@ -16,3 +17,33 @@ def test_each_start_of_a_core_holds_prompts_of_its_own() -> None:
     # A core that was started again knows nothing of what the one before it held.
     assert len({transfer.instance_id for transfer in transfers}) == 3
     assert make_rank_config(VllmConfig(), 0).kv_transfer_config is None
+
+
+def test_cores_with_tiers_share_their_caches_beside_them() -> None:
+    tiers = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": "64MiB"},
+    }
+    config = VllmConfig(
+        parallel_config=ParallelConfig(
+            data_parallel_size=2, data_parallel_fault_tolerance=True, warm_pull_bytes=1 << 20
+        ),
+        kv_transfer_config=KVTransferConfig.from_dict(tiers),
+    )
+    made = [make_rank_config(config, rank).kv_transfer_config for rank in (0, 1)]
+    children = []
+    for transfer in made:
+        assert transfer is not None
+        assert transfer.has_tiers
+        assert transfer.kv_load_failure_policy == "fail"
+        children.append(child_configs(transfer))
+    for near, sharing in children:
+        assert (near.kv_connector, sharing.kv_connector) == (
+            "OffloadingConnector",
+            "NeighbourConnector",
+        )
+        assert near.kv_connector_extra_config == {"cpu_bytes_to_use": "64MiB"}
+    names = {child.engine_id for pair in children for child in pair}
+    assert len(names) == 2

@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.beside_steps import BesideStepsConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.hooks import ConnectorHooks
 from vllm.v1.core.pool.exports import PrefixBlocks
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class TcpConnector(BesideStepsConnector):
+class TcpConnector(BesideStepsConnector, ConnectorHooks):
     """Hands prefixes over by TCP.
 
     Owns: on the scheduler's side, the requests that give or take, and the next step's orders; on
@@ -54,6 +55,7 @@ class TcpConnector(BesideStepsConnector):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = read_settings(vllm_config)
+        self.hooks = self
         self.drain_timeout_s = self._settings.drain_timeout_s
         self._orders = HandoverOrders()
         self._taking: Taking | None = None

@@ -36,6 +36,8 @@ class NeighbourConnector(TcpConnector):
 
     _hot: HotLoads
 
+    shares_caches = True
+
     def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
         """Take the manager that holds, and makes room for, prefixes."""
         super().bind_kv_cache_manager(manager)

@@ -223,7 +223,7 @@ class AdmissionPass:
         if request.num_computed_tokens == 0:
             record = self.manager.record_admission(request, found.local, found.start)
             connector = self.held.connector
-            note = None if connector is None else connector.explain_admission(request)
+            note = None if connector is None else connector.hooks.explain_admission(request)
             self.stats.record_admission(request, record, found.num_local, found.num_external, note)
 
 

@@ -18,7 +18,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote
+    from vllm.distributed.kv_transfer.kv_connector.v1.hooks import AdmissionNote
 
 # What a tier behind the pool would have brought.
 _EXPLAINED_BY_TIERS = MISS_REASONS[

@@ -67,8 +67,9 @@ class KVTransferUpdates:
         failed = [r for r in requests.find_loading() if r.request_id in request_ids]
         for request in failed:
             reason = EXTERNAL
-            if connector is not None and output.kv_connector_worker_meta is not None:
-                reason = connector.why_failed(request.request_id, output.kv_connector_worker_meta)
+            told = output.kv_connector_worker_meta
+            if connector is not None and told is not None:
+                reason = connector.hooks.why_failed(request.request_id, told)
             self._begin_anew(request, reason)
             requests.loaded_ids.add(request.request_id)
             requests.failed_load_ids.add(request.request_id)

@@ -144,7 +144,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             return True
         if self.connector is None:
             return False
-        if self.connector.has_pending_work():
+        if self.connector.hooks.has_pending_work():
             return True
         return any(request.is_finished() for request in self._requests.by_id.values())
 
@@ -197,7 +197,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             self._requests.end_deferral()
             self._admit(held, step)
         if self.connector is not None:
-            self.connector.begin_own_loads()
+            self.connector.hooks.begin_own_loads()
         assert step.token_budget >= 0
         assert len(self._requests.running) <= self.limits.max_num_seqs
         # All is allocated: from here on later steps may hit what this one computes.
@@ -415,8 +415,8 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             spec_decoding_stats=spec_decoding_stats,
             cache_policy=self.kv_cache_manager.policy_stats(),
             kv_cache_eviction_events=[] if collector is None else collector.drain_events(),
-            offload=None if self.connector is None else self.connector.take_stats(),
-            pulled=None if self.connector is None else self.connector.take_pull_stats(),
+            offload=None if self.connector is None else self.connector.hooks.take_stats(),
+            pulled=None if self.connector is None else self.connector.hooks.take_pull_stats(),
         )
 
     def shutdown(self) -> None:

@@ -13,7 +13,7 @@ from vllm.distributed.kv_events import (
     EventPublisher,
     KVEventBatch,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KeptPrefixes
+from vllm.distributed.kv_transfer.kv_connector.v1.hooks import KeptPrefixes
 from vllm.v1.core.block_pool import TieredPool
 from vllm.v1.engine.data_parallel.short_hash import shorten
 from vllm.v1.engine.wire import CoreStatus

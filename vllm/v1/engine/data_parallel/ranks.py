@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from vllm.config import VllmConfig
 from vllm.config.kv_events import KVEventsConfig
-from vllm.config.kv_transfer import KVTransferConfig
+from vllm.config.kv_transfer import KVTransferConfig, join_configs
 from vllm.config.parallel import ParallelConfig
 from vllm.distributed.kv_transfer.handover.sockets import find_port_range
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -43,8 +43,9 @@ def make_rank_config(config: VllmConfig, rank: int, host: str = "127.0.0.1") -> 
         path = trace_path(observability.cache_trace, rank)
         observability = replace(observability, cache_trace=path)
     transfer = config.kv_transfer_config
-    if transfer is None and config.parallel_config.warm_pull_bytes:
-        transfer = _share_caches(config.parallel_config, rank, host)
+    if config.parallel_config.warm_pull_bytes:
+        sharing = _share_caches(config.parallel_config, rank, host)
+        transfer = sharing if transfer is None else join_configs(transfer, sharing)
     if transfer is not None:
         # Each core, and each start of one, holds prompts of its own.
         transfer = replace(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import AdmissionNote
+from vllm.distributed.kv_transfer.kv_connector.v1.hooks import AdmissionNote
 from vllm.v1.kv_offload.lookups.tier_stores import TierStores
 from vllm.v1.kv_offload.lookups.ways import (
     Restorable,

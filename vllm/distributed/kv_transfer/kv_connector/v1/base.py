@@ -14,12 +14,11 @@ them is the metadata of the step and the worker's KVConnectorOutput.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.metrics.stats import PullStats
+from vllm.distributed.kv_transfer.kv_connector.v1.hooks import ConnectorHooks
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.kv_offload.tier_view import TiersView
-    from vllm.v1.messages import HotPrefix
-    from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -72,47 +68,14 @@ def supports_hma(connector: Any) -> bool:
     return isinstance(connector, SupportsHMA)
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionNote:
-    """What a connector tells of a request that is admitted, for its record.
-
-    Attributes:
-        sources: Its loaded tokens by where they lie.
-        miss_reason: Why no more of its prompt is loaded; None: nothing is known of it.
-        miss_until: The token up to which that is the reason.
-    """
-
-    sources: Mapping[str, int] = field(default_factory=dict)
-    miss_reason: str | None = None
-    miss_until: int = 0
-
-    @property
-    def miss(self) -> tuple[str | None, int]:
-        """The reason, and how far it holds."""
-        return self.miss_reason, self.miss_until
-
-
-@dataclass(frozen=True, slots=True)
-class KeptPrefixes:
-    """What tiers behind the pool gained and lost, for whoever shares requests out.
-
-    Attributes:
-        group_tokens: Tokens of a row group.
-        stored: Prefixes that came, by kind: row groups (0), places to resume (1). Bytes 8 to 16 of
-            their hashes, as a little-endian number.
-        removed: Prefixes that went.
-    """
-
-    group_tokens: int
-    stored: Mapping[int, Sequence[int]]
-    removed: Mapping[int, Sequence[int]]
-
-
 class SchedulerSide(ABC):
-    """What the scheduler asks of a connector."""
+    """What the scheduler asks of a connector.
 
-    # How long an engine that shuts down goes on for what other engines may still fetch.
-    drain_timeout_s: float = 0.0
+    Attributes:
+        hooks: What it asks besides, of connectors of this engine.
+    """
+
+    hooks: ConnectorHooks = ConnectorHooks()
 
     @abstractmethod
     def get_num_new_matched_tokens(
@@ -144,12 +107,11 @@ class SchedulerSide(ABC):
         return
 
     def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
-        """Take the manager, for connectors that move prefixes with all that resuming needs."""
-        return
+        """Take the manager, for connectors that move prefixes with all that resuming needs.
 
-    def has_pending_work(self) -> bool:
-        """Whether the workers may report something although no request waits or runs."""
-        return False
+        From then on ``hooks`` are asked.
+        """
+        return
 
     def on_new_request(self, request: Request) -> None:
         """Take note of a request that enters the queue.
@@ -173,56 +135,6 @@ class SchedulerSide(ABC):
             ``finished_sending``; and parameters for the client.
         """
         return False, None
-
-    def withdraw(self, names: Sequence[str]) -> None:
-        """Let go of what is held for other engines under these names; unknown ones are ignored."""
-        return
-
-    def begin_drain(self) -> None:
-        """Begin what must be done before the end: the engine goes on for ``drain_timeout_s``."""
-        return
-
-    def begin_own_loads(self) -> None:
-        """Take blocks for prefixes that no request asked for; called while a step is scheduled."""
-        return
-
-    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
-        """Hold what is used most for another engine core to pull; the most used first."""
-        return ()
-
-    def take_hot(
-        self,
-        prefixes: Sequence[HotPrefix],
-        max_bytes: int,
-        seconds: float,
-        tell: Callable[[PullStats], None],
-    ) -> None:
-        """Pull what other engine cores hold, within a budget, and tell what came of it."""
-        tell(PullStats())
-
-    def take_pull_stats(self) -> PullStats | None:
-        """Return what was pulled since the last call; None: nothing."""
-        return None
-
-    def explain_admission(self, request: Request) -> AdmissionNote | None:
-        """Say where a request's loaded tokens lie, and why others were not loaded."""
-        return None
-
-    def why_failed(self, request_id: str, worker_meta: Any) -> str:
-        """Return the reason of a miss, of a load that failed as a whole."""
-        return "external"
-
-    def take_stats(self) -> OffloadStats | None:
-        """Return what tiers behind the pool did since the last call; None: there are none."""
-        return None
-
-    def view_tiers(self) -> TiersView | None:
-        """Return what tiers behind the pool hold and did; None: there are none."""
-        return None
-
-    def take_kept(self) -> KeptPrefixes | None:
-        """Drain what tiers behind the pool gained and lost; None: nothing, or there are none."""
-        return None
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Drain the connector's own KV events."""

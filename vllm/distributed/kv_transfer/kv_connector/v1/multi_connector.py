@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.config.kv_transfer import KVTransferConfig, child_configs
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    AdmissionNote,
-    KeptPrefixes,
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.hooks import JoinedHooks
 from vllm.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
-    from vllm.v1.kv_offload.tier_view import TiersView
-    from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -84,7 +81,6 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):
             for config in _split(vllm_config)
         ]
         self.acts_by_layer = any(part.acts_by_layer for part in self._parts)
-        self.drain_timeout_s = max(part.drain_timeout_s for part in self._parts)
         self._offers: dict[str, int] = {}
         self._loads: dict[str, int] = {}
 
@@ -110,10 +106,8 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):
         """Hand the manager to all."""
         for part in self._parts:
             part.bind_kv_cache_manager(manager)
-
-    def has_pending_work(self) -> bool:
-        """Whether one of them waits for its workers."""
-        return any(part.has_pending_work() for part in self._parts)
+        hooks = [part.hooks for part in self._parts]
+        self.hooks = JoinedHooks(hooks, self._loads, self._split_report)
 
     def on_new_request(self, request: Request) -> None:
         """Tell all; the last ones first: a peer may refuse the request, a tier never does.
@@ -183,56 +177,9 @@ class MultiConnector(KVConnectorBase_V1, SupportsHMA):
             keeps, params = keeps or kept, params or told
         return keeps, params
 
-    def withdraw(self, names: Sequence[str]) -> None:
-        """Let go of what is held under these names."""
-        for part in self._parts:
-            part.withdraw(names)
-
-    def begin_drain(self) -> None:
-        """Tell all that the engine stops."""
-        for part in self._parts:
-            part.begin_drain()
-
-    def begin_own_loads(self) -> None:
-        """Let all take blocks."""
-        for part in self._parts:
-            part.begin_own_loads()
-
-    def explain_admission(self, request: Request) -> AdmissionNote | None:
-        """Say where loaded tokens lie; a connector that does not load says only what it missed."""
-        chosen = self._loads.get(request.request_id)
-        for index, part in enumerate(self._parts):
-            note = part.explain_admission(request)
-            if note is not None:
-                return note if index == chosen else AdmissionNote({}, *note.miss)
-        return None
-
-    def why_failed(self, request_id: str, worker_meta: Any) -> str:
-        """Return why the one failed that loaded."""
-        chosen = self._loads.get(request_id)
-        report = None if chosen is None else self._split_report(worker_meta)[chosen]
-        if chosen is None or report is None:
-            return super().why_failed(request_id, worker_meta)
-        return self._parts[chosen].why_failed(request_id, report)
-
     def take_events(self) -> Iterable[KVCacheEvent]:
         """Drain the events of all."""
         return [event for part in self._parts for event in part.take_events()]
-
-    def take_stats(self) -> OffloadStats | None:
-        """Return the counts of the one that keeps tiers."""
-        found = [part.take_stats() for part in self._parts]
-        return next((stats for stats in found if stats is not None), None)
-
-    def view_tiers(self) -> TiersView | None:
-        """Return what the one that keeps tiers holds."""
-        found = [part.view_tiers() for part in self._parts]
-        return next((view for view in found if view is not None), None)
-
-    def take_kept(self) -> KeptPrefixes | None:
-        """Drain the news of the one that keeps tiers."""
-        found = [part.take_kept() for part in self._parts]
-        return next((kept for kept in found if kept is not None), None)
 
     def reset_cache(self) -> bool | None:
         """Forget what any of them keeps."""
