@@ -6,6 +6,7 @@ import torch
 from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES, StepBatch
+from vllm.v1.attention.step_rules import count_entries, sees_entry, sees_row
 from vllm.v1.attention.step_tables import AttentionPlan, Chunk, QueryTile
 
 _TILE_QUERIES = 256
@@ -49,11 +50,11 @@ def _build_decode_mask(
     queries = np.minimum(np.arange(num_queries), counts[:, None] - 1)[:, :, None]
     # Positions from the request's start on: window rows below zero, then its own.
     keys = np.arange(1 - window, MAX_DECODE_QUERIES)
-    is_visible = (keys >= -lengths) & (keys <= queries) & (keys > queries - window)
+    is_visible = (keys >= -lengths) & sees_row(keys, queries, window)
     if ratio:
-        num_entries = (starts[:, None, None] + queries + 1) // ratio
-        entries = np.arange(int(num_entries.max())) < num_entries
-        is_visible = np.concatenate([is_visible, entries], axis=2)
+        positions = starts[:, None, None] + queries
+        entries = np.arange(int(count_entries(positions.max() + 1, ratio)))
+        is_visible = np.concatenate([is_visible, sees_entry(entries, positions, ratio)], axis=2)
     return _to_mask(is_visible[:, :, None, :], device)
 
 
@@ -69,12 +70,12 @@ def _build_tiles(
         key_end = last + num_prior
         queries = np.arange(first, last)[:, None] + num_prior
         keys = np.arange(key_start, key_end)
-        is_visible = (keys <= queries) & (keys > queries - window)
+        is_visible = sees_row(keys, queries, window)
         num_common = num_entries = 0
         if ratio:
-            visible_entries = (np.arange(first, last) + start + 1) // ratio
-            num_common, num_entries = int(visible_entries[0]), int(visible_entries[-1])
-            tail = np.arange(num_common, num_entries) < visible_entries[:, None]
+            positions = np.arange(first, last) + start
+            num_common, num_entries = count_entries(positions[[0, -1]] + 1, ratio).tolist()
+            tail = sees_entry(np.arange(num_common, num_entries), positions[:, None], ratio)
             is_visible = np.concatenate([tail, is_visible], axis=1)
         tiles.append(
             QueryTile(

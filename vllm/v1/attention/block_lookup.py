@@ -8,6 +8,8 @@ import torch
 from vllm.exceptions import InvariantError
 from vllm.utils.uploads import upload
 from vllm.v1.attention.layout import GroupLayout
+from vllm.v1.attention.step_batch import ragged_arange
+from vllm.v1.attention.step_rules import find_block_index, find_row
 from vllm.v1.attention.step_tables import BlockTableView, PageRows
 
 
@@ -35,17 +37,13 @@ class BlockLookup:
 
     def find_blocks(self, requests: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Returns block ids, 0 where a position is not stored; the shapes broadcast."""
-        index = positions // self._group.block_size - self._bases[requests]
+        index = find_block_index(self._group, positions) - self._bases[requests]
         is_inside = (index >= 0) & (index < self._lengths[requests])
         return self._ids[np.where(is_inside, self._offsets[requests] + index, -1)]
 
     def find_rows(self, positions: np.ndarray) -> np.ndarray:
         """Returns each position's row inside its block."""
-        return (
-            positions
-            % self._group.block_size
-            // (self._group.block_size // self._group.rows_per_block)
-        )
+        return find_row(self._group, positions)
 
     def locate(self, requests: np.ndarray, positions: np.ndarray) -> PageRows:
         """Returns the addresses of rows that must be stored.
@@ -60,6 +58,19 @@ class BlockLookup:
         if rows.shape != blocks.shape:
             rows = np.broadcast_to(rows, blocks.shape).copy()
         return self.to_page_rows(blocks, rows)
+
+    def check_stored(self, low: np.ndarray, high: np.ndarray) -> None:
+        """Sees that the rows of positions [low, high) of each request have blocks.
+
+        Raises:
+            InvariantError: One has none (I5).
+        """
+        # One position a block is enough.
+        size = self._group.block_size
+        first = find_block_index(self._group, low)
+        counts = np.where(high > low, -(-high // size) - first, 0)
+        requests = np.repeat(np.arange(len(low)), counts)
+        self.locate(requests, np.maximum(ragged_arange(first, counts) * size, low[requests]))
 
     def to_page_rows(self, blocks: np.ndarray, rows: np.ndarray) -> PageRows:
         """Moves addresses to the device."""

@@ -33,7 +33,19 @@ from vllm.v1.attention.draft_states import DraftStates, StateInputs
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
 from vllm.v1.attention.recurrent_tables import find_states
-from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES, ragged_arange
+from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
+from vllm.v1.attention.step_rules import (
+    count_entries,
+    count_rows_read,
+    find_block_index,
+    find_entry_start,
+    find_first_prior,
+    find_reach,
+    find_row,
+    is_first_entry,
+    sees_entry,
+    sees_row,
+)
 from vllm.v1.attention.step_tables import (
     AttentionPlan,
     DecodeBatch,
@@ -202,7 +214,7 @@ class EntryTables:
                     first += 1 + width
                     continue
                 # Only the blocks that the step reads and writes.
-                reach = _find_reach(group)
+                reach = find_reach(group)
                 lowest = 0 if reach is None else max(0, item.start - reach) // group.block_size
                 skipped = max(0, lowest - table.base)
                 ids = table.block_ids[skipped : skipped + width]
@@ -224,23 +236,20 @@ class EntryTables:
         for group_id, group in enumerate(self._layout.groups):
             if group.state is not None:
                 continue
+            ratio = group.ratio
             if group.kind == "window":
-                low, high = np.maximum(read_from, starts - (group.window - 1)), starts
+                low, high = find_first_prior(starts, read_from, group.window), starts
             elif group.kind in ("dense", "keys"):
-                low, high = np.zeros_like(starts), ends // group.ratio * group.ratio
+                low = np.zeros_like(starts)
+                high = find_entry_start(count_entries(ends, ratio), ratio)
             else:
                 # The first window that the step may complete is the longest open one.
-                opened = starts // group.ratio
-                low = np.maximum((opened + 1) * group.ratio - _rows_read(group), 0)
-                high = np.where(ends // group.ratio > opened, starts, low)
-            # One position a block is enough.
-            size = group.block_size
-            first = low // size
-            counts = np.where(high > low, -(-high // size) - first, 0)
-            requests = np.repeat(np.arange(len(starts)), counts)
-            positions = np.maximum(ragged_arange(first, counts) * size, low[requests])
+                opened = count_entries(starts, ratio)
+                first_end = find_entry_start(opened + 1, ratio)
+                low = np.maximum(first_end - count_rows_read(group), 0)
+                high = np.where(count_entries(ends, ratio) > opened, starts, low)
             tables = [item.tables[group_id] for item in slices]
-            BlockLookup(tables, group, _HOST).locate(requests, positions)
+            BlockLookup(tables, group, _HOST).check_stored(low, high)
 
     def expand(self, shape: DecodeShape) -> ExpandedStep:
         """Return the tables that layers read, computed on the device."""
@@ -304,12 +313,12 @@ class EntryTables:
             keys = torch.arange(1 - window, MAX_DECODE_QUERIES, device=device)
             # The query's own key is seen in padding too: a row without keys is no number.
             is_there = (keys >= 0) | (keys + step.starts >= step.read_from)
-            sees_rows = is_there[:, None] & (keys <= offsets) & (keys > offsets - window)
+            sees_rows = is_there[:, None] & sees_row(keys, offsets, window)
             for ratio in (0, *ratios):
                 parts = [sees_rows]
                 if ratio:
                     numbers = torch.arange(step.shape.limit // ratio, device=device)
-                    parts.append(numbers < (step.positions[:, :, None] + 1) // ratio)
+                    parts.append(sees_entry(numbers, step.positions[:, :, None], ratio))
                 seen = torch.cat(parts, 2)
                 mask = torch.zeros(seen.shape, dtype=torch.float32, device=device)
                 mask = mask.masked_fill(~seen, float("-inf"))
@@ -387,12 +396,11 @@ class _Table:
 
     def locate(self, positions: torch.Tensor, is_there: torch.Tensor) -> PageRows:
         """Returns addresses of positions [B, L]; the null block's where they are not stored."""
-        size, num_blocks = self.group.block_size, self.block_ids.shape[1]
-        index = positions.clamp(min=0) // size - self.bases
+        num_blocks, stored = self.block_ids.shape[1], positions.clamp(min=0)
+        index = find_block_index(self.group, stored) - self.bases
         is_inside = is_there & (positions >= 0) & (index >= 0) & (index < num_blocks)
         blocks = self.block_ids.gather(1, index.clamp(0, num_blocks - 1))
-        rows = positions.clamp(min=0) % size // (size // self.group.rows_per_block)
-        return PageRows(blocks.masked_fill(~is_inside, 0), rows)
+        return PageRows(blocks.masked_fill(~is_inside, 0), find_row(self.group, stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,7 +504,7 @@ def _expand_window(table: _Table, step: _Rows) -> WindowMetadata:
     window, starts = table.group.window, step.starts
     positions = torch.arange(1 - window, 0, device=starts.device) + starts
     source = table.locate(positions, (starts >= 0) & (positions >= step.read_from))
-    lengths = torch.minimum(starts - step.read_from, torch.full_like(starts, window - 1)).flatten()
+    lengths = (starts - find_first_prior(starts, step.read_from, window)).flatten()
     return WindowMetadata(
         writes=_own_rows(table, step),
         decode_reads=(PaddedRows(source, lengths, 0, None),),
@@ -504,15 +512,11 @@ def _expand_window(table: _Table, step: _Rows) -> WindowMetadata:
     )
 
 
-def _rows_read(group: GroupLayout) -> int:
-    """Returns how many rows a window of a compressor reads."""
-    return group.ratio * (2 if group.has_overlap else 1)
-
-
 def _find_window_ends(step: _Rows, ratio: int) -> torch.Tensor:
     """Returns where the windows [B, N] end that the step may complete, the open one first."""
     number = torch.arange(cdiv(step.shape.num_queries, ratio), device=step.starts.device)
-    return (step.starts.clamp(min=0) // ratio + 1 + number) * ratio
+    opened = count_entries(step.starts.clamp(min=0), ratio)
+    return find_entry_start(opened + 1 + number, ratio)
 
 
 def _expand_state(table: _Table, step: _Rows) -> StateMetadata:
@@ -522,11 +526,12 @@ def _expand_state(table: _Table, step: _Rows) -> StateMetadata:
     last row again where it lacks some.
     """
     group, starts = table.group, step.starts
-    num_rows, ratio = _rows_read(group), group.ratio
+    num_rows, ratio = count_rows_read(group), group.ratio
     num_requests, num_queries = step.shape.num_requests, step.shape.num_queries
     num_prior = num_rows - 1
     prior = table.locate(torch.arange(-num_prior, 0, device=starts.device) + starts, starts >= 0)
     ends = _find_window_ends(step, ratio)
+    entry_starts = ends - ratio
     requests = torch.arange(num_requests, device=starts.device)[:, None, None]
 
     def index_rows(first: int) -> torch.Tensor:
@@ -541,7 +546,7 @@ def _expand_state(table: _Table, step: _Rows) -> StateMetadata:
     previous, no_previous = None, None
     if group.has_overlap:
         previous = index_rows(-2 * ratio)
-        no_previous = (ends == ratio).view(-1, 1, 1)
+        no_previous = is_first_entry(entry_starts).view(-1, 1, 1)
     return StateMetadata(
         writes=_own_rows(table, step),
         phases=(step.positions.clamp(min=0) % ratio).flatten(),
@@ -549,15 +554,16 @@ def _expand_state(table: _Table, step: _Rows) -> StateMetadata:
         windows=index_rows(-ratio),
         previous_windows=previous,
         no_previous=no_previous,
-        entry_positions=(ends - ratio).flatten(),
+        entry_positions=entry_starts.flatten(),
     )
 
 
 def _expand_dense(table: _Table, step: _Rows) -> DenseMetadata:
     ratio = table.group.ratio
-    lengths = step.ends // ratio
+    lengths = count_entries(step.ends, ratio)
     entries = torch.arange(step.shape.limit // ratio, device=lengths.device)
-    source = table.locate((entries * ratio).expand(len(lengths), -1), entries < lengths)
+    positions = find_entry_start(entries, ratio).expand(len(lengths), -1)
+    source = table.locate(positions, entries < lengths)
     ends = _find_window_ends(step, ratio)
     target = table.locate(ends - ratio, ends <= step.ends)
     return DenseMetadata(
@@ -567,19 +573,12 @@ def _expand_dense(table: _Table, step: _Rows) -> DenseMetadata:
     )
 
 
-def _find_reach(group: GroupLayout) -> int | None:
-    """Returns how many positions before its own a query reads; None: all of them."""
-    if group.kind == "window":
-        return group.window - 1
-    return _rows_read(group) - 1 if group.kind == "state" else None
-
-
 def _most_blocks(group: GroupLayout, max_queries: int, max_tokens: int) -> int:
     """Returns the most blocks of a request that a decode step reads or writes."""
     if group.state is not None:
         # Those of the state that a request begins with, and of the one that it leaves.
         return 2 * group.state.num_blocks
-    reach = _find_reach(group)
+    reach = find_reach(group)
     if reach is None:
         return cdiv(max_tokens, group.block_size)
     return (reach + max_queries - 1) // group.block_size + 2

@@ -19,6 +19,7 @@ from vllm.utils.uploads import upload
 from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.layout import GroupLayout
 from vllm.v1.attention.step_batch import StepBatch
+from vllm.v1.attention.step_rules import sees_row
 from vllm.v1.attention.step_tables import (
     ChunkKeys,
     DecodeKeys,
@@ -101,9 +102,7 @@ def _build_decode(
         keys = np.concatenate([keys, starts[:, None] + np.arange(num_queries)], axis=1)
         own = np.ones((len(requests), num_queries), dtype=np.bool_)
         is_stored = np.concatenate([is_stored, own], axis=1)
-    is_visible = is_stored[:, None] & (keys[:, None] <= queries[:, :, None])
-    if window:
-        is_visible &= keys[:, None] > queries[:, :, None] - window
+    is_visible = is_stored[:, None] & sees_row(keys[:, None], queries[:, :, None], window)
     mask = None if is_visible.all() else _to_mask(is_visible[:, None], lookup.device)
     origins = upload((ends - num_keys)[:, None], lookup.device)
     return DecodeKeys(source, has_own, mask, origins)
@@ -170,8 +169,9 @@ class _BandMasks:
         band = self._bands.get(num_queries)
         if band is None:
             # Query i sees keys i .. i + window - 1 of the band's num_queries + window - 1.
-            offsets = np.arange(num_queries + self._window - 1) - np.arange(num_queries)[:, None]
-            band = _to_mask((offsets >= 0) & (offsets < self._window), self._device)
+            keys, queries = np.arange(1 - self._window, num_queries), np.arange(num_queries)
+            seen = sees_row(keys, queries[:, None], self._window)
+            band = _to_mask(seen, self._device)
             self._bands[num_queries] = band
         return band[:, band.shape[1] - num_keys :]
 

@@ -17,6 +17,12 @@ from vllm.v1.attention.key_tables import build_key_metadata
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.recurrent_tables import build_recurrent_rows
 from vllm.v1.attention.step_batch import StepBatch, ragged_arange
+from vllm.v1.attention.step_rules import (
+    count_entries,
+    count_rows_read,
+    find_entry_start,
+    is_first_entry,
+)
 from vllm.v1.attention.step_tables import (
     BlockTableView,
     DenseMetadata,
@@ -194,9 +200,10 @@ def _build_state(
         return StateMetadata(
             writes, phases, PageRows(nothing, nothing), nothing, None, None, nothing
         )
-    opened = entries_from // ratio * ratio
-    first_needed = np.maximum(opened - ratio, 0) if group.has_overlap else opened
-    has_completed = batch.ends // ratio > entries_from // ratio
+    first_entries = count_entries(entries_from, ratio)
+    opened = find_entry_start(first_entries, ratio)
+    first_needed = np.maximum(opened + ratio - count_rows_read(group), 0)
+    has_completed = count_entries(batch.ends, ratio) > first_entries
     num_prior = np.where(has_completed, np.maximum(batch.starts - first_needed, 0), 0)
     total_prior = int(num_prior.sum())
     # Index of position p: p + prior_shift among the prior rows, p + own_shift among this step's.
@@ -210,7 +217,7 @@ def _build_state(
     positions = first_positions[:, None] + np.arange(ratio)
     previous, no_previous = None, None
     if group.has_overlap:
-        lacks_previous = first_positions == 0
+        lacks_previous = is_first_entry(first_positions)
         previous = index_rows(np.where(lacks_previous[:, None], positions, positions - ratio))
         if lacks_previous.any():
             no_previous = upload(lacks_previous[:, None, None], device)
@@ -234,11 +241,13 @@ def _build_dense(
     requests, first_positions = batch.find_completed(ratio, entries_from)
     decode_reads = []
     for batch_requests in batch.decode_requests:
-        lengths = batch.ends[batch_requests] // ratio
+        lengths = count_entries(batch.ends[batch_requests], ratio)
         entries = np.minimum(np.arange(int(lengths.max())), np.maximum(lengths - 1, 0)[:, None])
-        decode_reads.append(_locate_padded(lookup, batch_requests, entries * ratio, lengths))
+        positions = find_entry_start(entries, ratio)
+        decode_reads.append(_locate_padded(lookup, batch_requests, positions, lengths))
+    num_entries = count_entries(batch.ends, ratio)
     chunk_reads = tuple(
-        lookup.locate(np.full(1, request), np.arange(batch.ends[request] // ratio) * ratio)
+        lookup.locate(np.full(1, request), find_entry_start(np.arange(num_entries[request]), ratio))
         for request in batch.chunk_requests
     )
     return DenseMetadata(

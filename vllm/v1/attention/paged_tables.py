@@ -33,6 +33,7 @@ from vllm.v1.attention.ops.triton.pages import write_slots
 from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
 from vllm.v1.attention.recurrent_tables import NUM_BY_REQUEST, count_stores, find_states
 from vllm.v1.attention.step_batch import ragged_arange
+from vllm.v1.attention.step_rules import find_first_prior
 from vllm.v1.attention.step_tables import RequestSlice
 from vllm.v1.attention.table_buffer import TableBuffer, TableColumns
 from vllm.v1.kv_cache_specs.layouts import StateLayout
@@ -549,10 +550,5 @@ def _check_stored(
     if group.window:
         if (read_from > starts).any():
             raise InvariantError(f"window rows are read from {read_from} in steps from {starts}")
-        low = np.maximum(read_from, starts - (group.window - 1))
-    # One position a block is enough.
-    first = low // group.block_size
-    counts = np.where(own_from > low, -(-own_from // group.block_size) - first, 0)
-    requests = np.repeat(np.arange(len(starts)), counts)
-    positions = np.maximum(ragged_arange(first, counts) * group.block_size, low[requests])
-    lookup.locate(requests, positions)
+        low = find_first_prior(starts, read_from, group.window)
+    lookup.check_stored(low, own_from)

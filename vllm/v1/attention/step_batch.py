@@ -8,6 +8,7 @@ import torch
 
 from vllm.exceptions import InvariantError
 from vllm.utils.uploads import upload
+from vllm.v1.attention.step_rules import count_entries, find_entry_start, find_first_prior
 from vllm.v1.attention.step_tables import Chunk, DecodeBatch, RequestSlice
 
 # Requests with at most so many tokens are batched: a decode step with up to seven drafts.
@@ -113,7 +114,8 @@ class StepBatch:
 
     def count_prior(self, window: int) -> np.ndarray:
         """Returns how many window rows before its start each request reads, int64 [R]."""
-        counts: np.ndarray = np.minimum(self.starts - self.read_from, window - 1)
+        first = find_first_prior(self.starts, self.read_from, window)
+        counts: np.ndarray = self.starts - first
         return counts
 
     def find_completed(self, ratio: int, write_from: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,11 +128,11 @@ class StepBatch:
         Returns:
             Their request index and first position, int64 [N] each, in flat-batch order.
         """
-        first_entries = write_from // ratio
-        counts = np.maximum(self.ends // ratio - first_entries, 0)
+        first_entries = count_entries(write_from, ratio)
+        counts = np.maximum(count_entries(self.ends, ratio) - first_entries, 0)
         return (
             np.repeat(np.arange(len(counts)), counts),
-            ragged_arange(first_entries, counts) * ratio,
+            find_entry_start(ragged_arange(first_entries, counts), ratio),
         )
 
 
