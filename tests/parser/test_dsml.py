@@ -37,7 +37,7 @@ def arguments(*parameters: str) -> Any:
 
 def test_parts_of_an_answer():
     answer = read(CHOICE, "hm\n</think>So:\n" + block(invoke()) + "after", in_reasoning=True)
-    assert (answer.reasoning, answer.content) == ("hm\n", "So:\n")
+    assert (answer.reasoning, answer.content) == ("hm\n", "So:\nafter")
     assert calls_of(answer) == [("find", "{}")]
 
 
@@ -48,8 +48,8 @@ def test_parts_of_an_answer():
         ("a</think>b", True, "a", "b"),
         ("<think>a</think>b", True, "a", "b"),  # opened twice
         ("<think>a</think>b", False, "a", "b"),  # opened by the model
-        ("a</think>b", False, "", "ab"),  # a stray end
-        ("a</think>b<think>c", True, "a", "bc"),
+        ("a</think>b", False, "a", "b"),  # nobody opened it
+        ("a</think>b<think>c", True, "ac", "b"),
         ("a", True, "a", ""),
         ("a</thi", True, "a</thi", ""),
         ("a\n\n", False, "", "a\n\n"),
@@ -115,18 +115,36 @@ def test_blocks_that_are_misspelled(text):
     "text",
     [
         f"\n\n<{D}tool_calls>\n",
-        f'\n\n<{D}tool_calls>\n<{D}invoke name="find">\n' + parameter("text", "x"),
         f"\n\n<{D}tool_calls>\n<{D}invoke>\n</{D}invoke>",
-        block(invoke(f"<{D}parameter>x</{D}parameter>")),
         f"\n\n<{D}",
         "\n\n<",
         f"</{D}tool_calls>",
         f"<{D}parameter",
     ],
 )
-def test_what_is_no_call_is_no_text_either(text):
+def test_tags_that_say_nothing_are_no_text(text):
     answer = read(CHOICE, "a" + text)
     assert (answer.content, answer.tool_calls) == ("a", [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'\n\n<{D}tool_calls>\n<{D}invoke name="find">\n' + parameter("text", "x"),
+        block(invoke(f"<{D}parameter>x</{D}parameter>")),
+        block(invoke(name="nobody")),
+        block("find x"),
+    ],
+)
+def test_what_is_no_whole_call_is_text(text):
+    """But not where a limit cut it off: there is more of it than that."""
+    answer = read(CHOICE, "a" + text)
+    # Closing tags that stand alone say nothing.
+    assert answer.tool_calls == []
+    assert answer.content.startswith("a" + text.split("</")[0])
+    cut = text[: text.rindex("name=")] if "name=" in text else text[: text.rindex("x")]
+    answer = read(CHOICE, "a" + cut, "length")
+    assert answer.tool_calls == []
 
 
 @pytest.mark.parametrize("use", [ToolUse.OFF, ToolUse.DROP])

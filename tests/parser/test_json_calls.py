@@ -31,7 +31,7 @@ def test_calls_between_tags():
         ("\nhm\n\n</think>\n\nYes.\n", True, "hm", "Yes.\n"),
         ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
         ("Yes.", False, "", "Yes."),
-        ("a <think> b", False, "", "a  b"),
+        ("a <think> b", False, " b", "a "),
         ("\nhm\n", True, "hm", ""),
         ("hm <tool_call> hm</think>a", True, "hm <tool_call> hm", "a"),
         ("a\n\nb\n", False, "", "a\n\nb\n"),
@@ -49,12 +49,8 @@ def test_reasoning_and_content(text, in_reasoning, reasoning, content):
         ('{"name": "now", "arguments": null}', [("now", "{}")]),
         ('{"name": "now", "parameters": {"a": 1}}', [("now", '{"a": 1}')]),
         ('{"name": "now", "arguments": "{\\"a\\": 1}"}', [("now", '{"a": 1}')]),
-        ('{"name": "f", "arguments": {"a": "</tool_call>"}}', [("f", '{"a": "</tool_call>"}')]),
-        ('{"name": "now", "arguments": "x"}', []),
-        ('{"name": "now", "arguments": [1]}', []),
-        ('{"name": "", "arguments": {}}', []),
-        ('{"arguments": {}}', []),
-        ("now()", []),
+        ('{"name": "now", "arguments": {"a": "</tool_call>"}}', [("now", '{"a": "</tool_call>"}')]),
+        ("now()", [("now", "{}")]),
         ("", []),
     ],
 )
@@ -62,6 +58,23 @@ def test_bodies(body, expected):
     answer = read(QWEN, "a" + tagged(body) + "b")
     assert calls_of(answer) == expected
     assert answer.content == "ab"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name": "now", "arguments": "x"}',
+        '{"name": "now", "arguments": [1]}',
+        '{"name": "", "arguments": {}}',
+        '{"name": "later", "arguments": {}}',
+        '{"arguments": {}}',
+        '{"name": "now", "cmd": "ls"}',
+        "not now",
+    ],
+)
+def test_bodies_that_are_no_call_are_text(body):
+    answer = read(QWEN, "a" + tagged(body) + "b")
+    assert (answer.content, answer.tool_calls) == ("a" + tagged(body) + "b", [])
 
 
 def test_arguments_as_tags_are_typed_by_the_schema():
@@ -88,21 +101,16 @@ def test_a_missing_closing_tag(reason):
 @pytest.mark.parametrize(
     "body",
     [
-        '{"name": "f", "arguments": {"a": nope}}',
-        '{"name": "f", "arguments": {"a": 1]}',
+        '{"name": "find", "arguments": {"a": nope}}',
+        '{"name": "find", "arguments": {"a": 1]}',
         '{"name": "\\x", "arguments": {}}',
         f'{{"name": "{"x" * 2000}", "arguments": {{"a": }}}}',
     ],
 )
 def test_arguments_that_are_no_json_make_no_call(body):
     answer = read(QWEN, "a" + tagged(body, FIND))
-    assert (answer.content, calls_of(answer)) == ("a", [("find", '{"text":  "x"}')])
-
-
-def test_a_name_too_long_to_be_told_early_is_told_at_the_end():
-    name = "x" * 2000
-    answer = read(QWEN, tagged(f'{{"name": "{name}", "arguments": {{"a": 1}}}}'))
-    assert calls_of(answer) == [(name, '{"a": 1}')]
+    assert calls_of(answer) == [("find", '{"text":  "x"}')]
+    assert answer.content == "a" + tagged(body)
 
 
 def test_without_tools_a_tag_is_text():
@@ -121,16 +129,20 @@ LLAMA_FIND = '{"name": "find", "parameters": {"text": "x"}}'
         (LLAMA_FIND, "", ["find"]),
         (f" \n{LLAMA_FIND}; {LLAMA_FIND}", "", ["find", "find"]),
         (f"<|python_tag|>{LLAMA_FIND}", "", ["find"]),
-        (f"<|python_tag|>print(1)\n{LLAMA_FIND}", "", ["find"]),
+        (f"<|python_tag|>print(1)\n{LLAMA_FIND}", "<|python_tag|>print(1)\n", ["find"]),
         (f"Well: {LLAMA_FIND}", f"Well: {LLAMA_FIND}", []),
         ('{"answer": {"name": 1}}\nDone.', '{"answer": {"name": 1}}\nDone.', []),
         ('{"name": 5} and so on', '{"name": 5} and so on', []),
-        (f"{LLAMA_FIND} and then", "", ["find"]),
-        ('{"name": "find", "parameters": {"te', "", []),
+        (f"{LLAMA_FIND} and then", " and then", ["find"]),
+        ('{"name": "find", "parameters": {"te', '{"name": "find", "parameters": {"te', []),
         ("{", "{", []),
         ("{ a set }", "{ a set }", []),
         ('{"a": 1', '{"a": 1', []),
-        ('{"name": "find", "parameters": {"a": nope}} Well.', "", []),
+        (
+            '{"name": "find", "parameters": {"a": no}} Well.',
+            '{"name": "find", "parameters": {"a": no}} Well.',
+            [],
+        ),
         ("  ", "  ", []),
     ],
 )

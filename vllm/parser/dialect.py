@@ -1,14 +1,15 @@
 """How a family spells tool calls, as the machine that reads answers sees it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from vllm.parser.interface import ParseOptions
+from vllm.parser.literals import spell_text
+from vllm.parser.offered import Offered
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call begins; its name is known.
+    """A call begins; its name is known, and one that was offered.
 
     Attributes:
         name: Of the function.
@@ -37,7 +38,31 @@ class CallEnded:
     is_whole: bool
 
 
-CallDelta: TypeAlias = CallBegun | CallText | CallEnded
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """What looked like a call is none: its text is content.
+
+    Attributes:
+        text: All of it as the model wrote it, marks included.
+        reason: Why it is no call, for people.
+    """
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallCut:
+    """A call that a limit cut off before anything of it could be told.
+
+    Attributes:
+        text: All of it as the model wrote it, marks included.
+    """
+
+    text: str
+
+
+CallDelta: TypeAlias = CallBegun | CallText | CallEnded | CallFailed | CallCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +74,10 @@ class RawCall:
     id: str = ""
 
     def delta(self) -> list[CallDelta]:
-        """Return all of it at once; nothing if no response can carry it."""
-        if not is_unicode(self.name + self.arguments):
-            return []
-        return [CallBegun(self.name, self.id), CallText(self.arguments), CallEnded(True)]
+        """Return all of it at once."""
+        # What UTF-8 cannot carry, JSON still spells.
+        carried = self.arguments if is_unicode(self.arguments) else _respell(self.arguments)
+        return [CallBegun(self.name, self.id), CallText(carried), CallEnded(True)]
 
 
 def is_unicode(text: str) -> bool:
@@ -62,6 +87,11 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _respell(arguments: str) -> str:
+    """JSON in which lone surrogates, which stand in texts only, are escapes."""
+    return "".join(char if is_unicode(char) else spell_text(char)[1:-1] for char in arguments)
 
 
 @dataclass(slots=True)
@@ -74,7 +104,7 @@ class CallBlockDelta:
         ended: Whether the block is over; ``rest`` follows it.
     """
 
-    calls: list[CallDelta]
+    calls: list[CallDelta] = field(default_factory=list)
     text: str = ""
     ended: bool = False
     rest: str = ""
@@ -108,5 +138,5 @@ class ToolDialect(Protocol):
     ends_reasoning: bool
     is_special: bool
 
-    def read_block(self, opened_by: str, options: ParseOptions) -> BlockReader:
+    def read_block(self, opened_by: str, offered: Offered) -> BlockReader:
         """Return the reader of what follows a mark or lead."""

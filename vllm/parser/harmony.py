@@ -11,16 +11,24 @@ special tokens' texts say as much, offline and for every tokenizer that has them
 import re
 from collections.abc import Sequence
 
-from vllm.parser.call_object import ArgumentsReader
 from vllm.parser.calls import CallCounter
-from vllm.parser.dialect import CallBegun, RawCall
-from vllm.parser.interface import ParseOptions
-from vllm.parser.marks import Marks
+from vllm.parser.dialect import CallBegun, CallCut, CallDelta, CallEnded, CallFailed, RawCall
+from vllm.parser.interface import ParseOptions, ToolUse
+from vllm.parser.json_call import ArgumentsReader
+from vllm.parser.marks import Marks, parts_of
+from vllm.parser.near_misses import read_calls
+from vllm.parser.offered import Offered
 from vllm.parser.pieces import ContentText, Piece, ReasoningText
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
-_HEAD_MARKS = Marks((_MESSAGE,))
+_CLOSING = ("<|end|>", "<|call|>", "<|return|>")
+_HEAD_MARKS = Marks((_MESSAGE, *_CLOSING))
+# What a head says to the format alone.
+_OF_HEADS = re.compile(
+    r"<\|\w*\|?>?|\b(?:assistant|analysis|commentary|final|json|to=functions\.)|\s+"
+)
+_CHANNELS = ("analysis", "commentary", "final", "assistant")
 _BODY_MARKS = Marks(_ENDS)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -40,31 +48,43 @@ class HarmonyParser:
 
     def __init__(self, reads_reasoning: bool, options: ParseOptions) -> None:
         self._reads_reasoning = reads_reasoning
+        self._offered = Offered(options.tools)
         self._calls = CallCounter(options)
         self._text = ""
         # None: inside a message's body.
         self._head: str | None = ""
         self._channel = ""
-        self._recipient = ""
-        self._arguments: ArgumentsReader | None = None
-        self._is_empty = True
+        self._call: _CallMessage | None = None
+        # What the request forbids, told only where no answer is.
+        self._swallowed: list[str] = []
+        self._may_call = options.tool_use is ToolUse.PARSE
+        self._has_answered = False
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Piece]:
         """Take in what the model said next; return what is now sure."""
-        self._text += text
         pieces: list[Piece] = []
-        while self._text and self._step(pieces):
-            pass
+        for part in parts_of(text):
+            self._text += part
+            while self._text and self._step(pieces):
+                pass
         return pieces
 
     def finish(self, finish_reason: str | None) -> list[Piece]:
         """Return what was held back; a call that is not complete ends."""
         pieces: list[Piece] = []
+        rest, self._text = self._text, ""
         if self._head is None:
-            rest, self._text = self._text, ""
             self._say(rest if not rest.startswith("<|") else "", pieces)
-            # The token that ends a call ends the answer too and is no part of its text.
-            self._end_message(finish_reason == "stop", pieces)
+            if self._call is not None:
+                self._end_call(self._call, finish_reason, "", pieces)
+        elif finish_reason == "stop":
+            self._end_head(self._head + rest, pieces)
+        elif _says_more(self._head + rest):
+            self._swallowed.append(self._head + rest)
+        if not self._has_answered:
+            # An answer that says something is not told as nothing.
+            untold = "".join(self._swallowed) + self._calls.cut
+            pieces += [ContentText(untold)] if untold else []
         return pieces
 
     def _step(self, pieces: list[Piece]) -> bool:
@@ -73,7 +93,11 @@ class HarmonyParser:
             self._say(before, pieces)
             if mark is None:
                 return False
-            self._end_message(True, pieces)
+            if self._call is not None and self._call.in_text:
+                # JSON is read as JSON: its texts may spell marks.
+                self._say(mark, pieces)
+                return True
+            self._end_message(pieces, mark)
             self._head = mark if mark == "<|channel|>" else ""
             return True
         if not self._head:
@@ -88,50 +112,142 @@ class HarmonyParser:
         self._head += before
         if mark is None:
             return False
-        self._open(self._head)
+        if mark != _MESSAGE:
+            self._end_head(self._head + mark, pieces)
+            self._head = ""
+            return True
+        head = self._head
+        self._open(head)
+        if self._call is None:
+            self._end_head_of_text(head, pieces)
+        elif _says_more(_RECIPIENT.sub("", head)):
+            # Not a word of the format, and none of the call.
+            pieces.append(ContentText(_OF_HEADS.sub("", _RECIPIENT.sub("", head))))
         return True
+
+    def _end_head_of_text(self, head: str, pieces: list[Piece]) -> None:
+        if _says_more(head):
+            self._channel = "final"
+            self._say(head + _MESSAGE, pieces)
+
+    def _end_head(self, head: str, pieces: list[Piece]) -> None:
+        """A head without a message: what it says beyond the format's words is text."""
+        if _says_more(head):
+            self._channel, self._call = "final", None
+            self._say(head, pieces)
 
     def _open(self, head: str) -> None:
         channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
         self._channel = channel[1] if channel is not None else "final"
-        self._recipient = recipient[1] if recipient is not None else ""
         self._head = None
-        self._arguments = None
-        self._is_empty = True
+        self._call = None
+        if recipient is not None:
+            self._call = _CallMessage(head + _MESSAGE, recipient[1], self._offered)
 
     def _say(self, text: str, pieces: list[Piece]) -> None:
         if not text:
             return
-        if self._recipient:
-            self._add_arguments(text, pieces)
+        if self._call is not None:
+            told = self._calls.pieces(self._call.add(text))
+            self._has_answered |= bool(told)
+            pieces += told
         elif self._channel == "analysis" and self._reads_reasoning:
             pieces.append(ReasoningText(text))
         else:
+            self._has_answered |= not text.isspace()
             pieces.append(ContentText(text))
 
-    def _add_arguments(self, text: str, pieces: list[Piece]) -> None:
-        """A call is told from the brace on that opens its arguments."""
-        if self._is_empty:
-            text = text.lstrip()
-            if not text:
-                return
-            self._is_empty = False
-            if text.startswith("{") and self._function:
-                pieces += self._calls.pieces([CallBegun(self._function)])
-                self._arguments = ArgumentsReader()
-        if self._arguments is not None:
-            pieces += self._calls.pieces(self._arguments.push(text))
-
-    def _end_message(self, is_whole: bool, pieces: list[Piece]) -> None:
-        if self._arguments is not None:
-            pieces += self._calls.pieces(self._arguments.close())
-        elif is_whole and self._is_empty and self._function:
-            pieces += self._calls.pieces(RawCall(self._function, "{}").delta())
-        self._recipient = ""
+    def _end_message(self, pieces: list[Piece], mark: str) -> None:
+        if self._call is not None:
+            # The token that ends a call ends the answer too and is no part of its text.
+            self._end_call(self._call, "stop", mark if mark in _CLOSING else "", pieces)
+        self._call = None
         self._head = ""
 
+    def _end_call(
+        self, call: "_CallMessage", finish_reason: str | None, mark: str, pieces: list[Piece]
+    ) -> None:
+        told = self._calls.pieces(call.end(finish_reason, mark))
+        self._has_answered |= bool(told)
+        pieces += told
+        if not self._may_call:
+            self._swallowed.append(call.raw + mark)
+
+
+def _says_more(head: str) -> bool:
+    """Whether a head says more than the format's own words, or the beginning of one."""
+    rest = _OF_HEADS.sub("", head)
+    return bool(rest) and not any(word.startswith(rest) for word in _CHANNELS)
+
+
+class _CallMessage:
+    """One message to a recipient.
+
+    Owns: its text, and the reader of its arguments from the brace on that opens them.
+    """
+
+    def __init__(self, head: str, recipient: str, offered: Offered) -> None:
+        self._raw = [head]
+        self._name = recipient.removeprefix(_FUNCTIONS)
+        is_function = recipient.startswith(_FUNCTIONS) and offered.has(self._name)
+        self._fault = "" if is_function else offered.refusal(self._name)
+        self._offered = offered
+        self._arguments: ArgumentsReader | None = None
+        self._tail: list[str] = []
+
     @property
-    def _function(self) -> str:
-        """That the message calls; empty: none."""
-        is_call = self._recipient.startswith(_FUNCTIONS)
-        return self._recipient.removeprefix(_FUNCTIONS) if is_call else ""
+    def raw(self) -> str:
+        """All of the message so far."""
+        return "".join(self._raw)
+
+    @property
+    def in_text(self) -> bool:
+        """Whether what was read so far ends inside a text of the arguments."""
+        return not self._fault and self._arguments is not None and self._arguments.in_text
+
+    def add(self, text: str) -> list[CallDelta]:
+        """Take in more of the body."""
+        self._raw.append(text)
+        if self._fault:
+            return []
+        delta: list[CallDelta] = []
+        if self._arguments is None:
+            text = text.lstrip()
+            if not text:
+                return []
+            if text[0] != "{":
+                self._fault = "its arguments are no object"
+                return []
+            self._arguments = ArgumentsReader()
+            delta.append(CallBegun(self._name))
+        told, rest = self._arguments.push(text)
+        self._tail.append(rest)
+        self._fault = self._arguments.fault
+        return delta + told
+
+    def end(self, finish_reason: str | None, mark: str = "") -> list[CallDelta]:
+        """Take in the end of the message; ``mark`` closed it."""
+        has_stopped = finish_reason == "stop"
+        raw = "".join(self._raw) + mark
+        arguments = self._arguments
+        if arguments is None:
+            if not self._fault and has_stopped:
+                return RawCall(self._name, "{}").delta()
+            calls = self._near_misses() if has_stopped else []
+            if calls:
+                return calls
+            return [CallFailed(raw, self._fault)] if has_stopped else [CallCut(raw)]
+        if arguments.is_whole and not self._fault:
+            tail = "".join(self._tail)
+            said = tail.strip("} \n\t")
+            ended: list[CallDelta] = [CallEnded(True)]
+            # What stands behind the object is said to whoever reads the answer.
+            return [*ended, CallFailed(tail, "it stands behind a call")] if said else ended
+        if not has_stopped:
+            return [CallEnded(False)]
+        return [CallEnded(False), CallFailed(raw, self._fault or "its arguments are not closed")]
+
+    def _near_misses(self) -> list[CallDelta]:
+        body = "".join(self._raw[1:])
+        calls = read_calls(body, self._offered)
+        return [item for call in calls for item in call.delta()]

@@ -1,8 +1,17 @@
 """Finding marks in a text that comes in parts."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+# A text of many marks is cut off its beginning at each: so much of it at a time.
+_PART_CHARS = 1024
+
+
+def parts_of(text: str) -> Iterator[str]:
+    """Yield a text in parts of a length that costs little to cut: reading stays linear."""
+    for at in range(0, len(text), _PART_CHARS):
+        yield text[at : at + _PART_CHARS]
 
 
 class Split(NamedTuple):

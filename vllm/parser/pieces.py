@@ -53,7 +53,20 @@ class ToolCallEnd:
     is_whole: bool = True
 
 
-Piece = ReasoningText | ContentText | ToolCallStart | ToolCallArguments | ToolCallEnd
+@dataclass(frozen=True, slots=True)
+class ThoughtClosed:
+    """A tag closed a thought that none had opened: it was told as content.
+
+    Attributes:
+        num_chars: Of the content's end that were the thought.
+    """
+
+    num_chars: int
+
+
+Piece = (
+    ReasoningText | ContentText | ThoughtClosed | ToolCallStart | ToolCallArguments | ToolCallEnd
+)
 
 
 @dataclass(slots=True)
@@ -95,6 +108,8 @@ class AnswerBuilder:
                     self._reasoning.append(text)
                 case ContentText(text):
                     self._content.append(text)
+                case ThoughtClosed(num_chars):
+                    self._close_thought(num_chars)
                 case ToolCallStart(_, call_id, name):
                     self._call = ToolCall(call_id, name)
                     self._arguments = []
@@ -103,6 +118,12 @@ class AnswerBuilder:
                 case ToolCallEnd(_, is_whole):
                     self._call.arguments = "".join(self._arguments)
                     self._tool_calls += [self._call] if is_whole else []
+
+    def _close_thought(self, num_chars: int) -> None:
+        content = "".join(self._content)
+        begin = len(content) - num_chars
+        self._content = [content[:begin]]
+        self._reasoning.append(content[begin:])
 
     @property
     def answer(self) -> ParsedAnswer:

@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 
 from vllm.exceptions import ConfigError
 from vllm.parser.dialect import ToolDialect
-from vllm.parser.dsml import DsmlDialect
+from vllm.parser.gemma import GemmaDialect
 from vllm.parser.harmony import HarmonyParser
 from vllm.parser.interface import ParseOptions, ResponseParser, new_call_id
-from vllm.parser.json_calls import HermesDialect, LlamaDialect
+from vllm.parser.kimi import KimiDialect
+from vllm.parser.kimi import spell_id as spell_kimi_id
+from vllm.parser.llama import LlamaDialect
+from vllm.parser.mistral import MistralDialect
 from vllm.parser.plain import PlainParser
 from vllm.parser.pythonic import PythonicDialect
-from vllm.parser.special_calls import GemmaDialect, KimiDialect, MistralDialect
+from vllm.parser.tag_dialects import GLM, HERMES, QWEN3_CODER, DsmlDialect
 from vllm.parser.tagged import ReasoningTags, TaggedParser
-from vllm.parser.tagged_fields import GlmDialect, Qwen3CoderDialect
 
 NONE = "none"
 _HARMONY_TOOLS, _HARMONY_REASONING = "openai", "openai_gptoss"
@@ -32,16 +34,16 @@ TOOL_PARSERS: Mapping[str, ToolDialect | None] = {
         "<start_function_response>",
     ),
     "gemma4": GemmaDialect(),
-    "glm": GlmDialect(),
-    "hermes": HermesDialect(),
+    "glm": GLM,
+    "hermes": HERMES,
     "kimi_k2": KimiDialect(),
     "llama3_json": LlamaDialect(),
     "mistral": MistralDialect(),
     "mistral_v11": MistralDialect(),
     _HARMONY_TOOLS: None,
     "pythonic": PythonicDialect(),
-    "qwen3": HermesDialect(),
-    "qwen3_coder": Qwen3CoderDialect(),
+    "qwen3": HERMES,
+    "qwen3_coder": QWEN3_CODER,
 }
 REASONING_PARSERS: Mapping[str, ReasoningTags | None] = {
     "deepseek_v4": ReasoningTags(),
@@ -135,6 +137,8 @@ class ParserChoice:
         dialect = TOOL_PARSERS.get(self.tools)
         if self.tools in _MISTRAL and options.new_call_id is new_call_id:
             options = replace(options, new_call_id=_new_mistral_id)
+        if self.tools == "kimi_k2" and options.new_call_id is new_call_id:
+            options = replace(options, spell_id=spell_kimi_id)
         if tags is None and dialect is None:
             return PlainParser()
         return TaggedParser(tags, dialect, options)

@@ -1,13 +1,16 @@
 """The machine for families that tag their reasoning and their calls.
 
-          <think>                </think>
-START ------------> REASONING --------------> START
-  | a lead              | a mark                | text
-  v                     v                       v
-BLOCK <-------------------------------------- CONTENT
+          <think>                </think>                <think>
+START ------------> REASONING --------------> START  <----------+
+  | a lead              | a mark                | text          |
+  v                     v                       v               |
+BLOCK <-------------------------------------- CONTENT ----> REASONING
   | end                            a mark
   v
 START
+
+An opening tag opens a thought wherever it stands; a closing one that stands alone ends the thought
+that the text before it was.
 """
 
 from collections.abc import Sequence
@@ -17,8 +20,9 @@ from enum import Enum
 from vllm.parser.calls import CallCounter
 from vllm.parser.dialect import BlockReader, CallBlockDelta, ToolDialect
 from vllm.parser.interface import ParseOptions, ToolUse
-from vllm.parser.marks import Marks
-from vllm.parser.pieces import ContentText, Piece, ReasoningText
+from vllm.parser.marks import Marks, parts_of
+from vllm.parser.offered import Offered
+from vllm.parser.pieces import ContentText, Piece, ReasoningText, ThoughtClosed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,8 @@ class ReasoningTags:
     """How a family tags its reasoning.
 
     Attributes:
-        start: Opens it, at the beginning of an answer; elsewhere it is dropped.
-        end: Closes it; elsewhere it is dropped.
+        start: Opens it.
+        end: Closes it.
         trims: Whether line breaks around the reasoning and before the content belong to the tags.
     """
 
@@ -62,38 +66,50 @@ class TaggedParser:
         self._tags = tags
         self._dialect = dialect
         self._options = options
+        self._offered = Offered(options.tools)
         self._calls = CallCounter(options)
         self._state = _State.START
         if options.in_reasoning and tags is not None:
             self._state = _State.REASONING
         self._text = ""
+        # White space before the content: whether it is said depends on what follows.
+        self._space: list[str] = []
         self._block: BlockReader | None = None
         # Line breaks at the end of the reasoning so far, where they may belong to the tag.
-        self._breaks = ""
-        self._has_reasoned = False
+        self._breaks: list[str] = []
+        self._is_thought_begun = False
         self._drops_breaks = False
+        # Content since the last thought or call: a lone closing tag would make it a thought.
+        self._num_unclosed = 0
+        self._has_answered = False
+        # What the request forbids, told only where nothing else is.
+        self._swallowed: list[str] = []
+        self._forbidden: list[str] = []
         own = (tags.start, tags.end) if tags is not None else ()
         blocks = dialect.marks if dialect is not None else ()
         self._leads = dialect.leads if dialect is not None else ()
         self._telltales = dialect.telltales if dialect is not None else ()
         self._marks = Marks((*own, *blocks))
-        in_reasoning = blocks if dialect is not None and dialect.ends_reasoning else ()
-        self._reasoning_marks = Marks((*own, *in_reasoning))
+        ends = dialect is not None and dialect.ends_reasoning and options.may_call_in_thought
+        self._reasoning_marks = Marks((*own, *(blocks if ends else ())))
 
     def feed(self, text: str, token_ids: Sequence[int]) -> list[Piece]:
         """Take in what the model said next; return what is now sure."""
-        self._text += text
         pieces: list[Piece] = []
-        while self._step(pieces):
-            pass
+        for part in parts_of(text):
+            self._text += part
+            self._read(pieces)
         return pieces
 
     def finish(self, finish_reason: str | None) -> list[Piece]:
         """Return what was held back; a call that is not complete ends."""
         pieces: list[Piece] = []
-        if self._block is not None:
-            self._take_status(self._block.close(finish_reason), pieces)
-            pieces += self.feed("", ())
+        while self._block is not None:
+            block, self._block = self._block, None
+            delta = block.close(finish_reason)
+            self._swallow("", delta)
+            self._take_status(delta, pieces)
+            self._read(pieces)
         rest, self._text = self._text, ""
         if any(telltale in rest for telltale in self._telltales):
             rest = ""  # what was held back is the beginning of a mark
@@ -101,13 +117,19 @@ class TaggedParser:
             self._say_reasoning(rest, pieces)
         else:
             drops = self._state is _State.START and self._drops_breaks
+            rest = "".join(self._space) + rest
             self._say_content(rest.strip() if drops else rest, pieces)
+        if not self._has_answered:
+            # An answer that says something is not told as nothing.
+            self._say_content("".join(self._swallowed) + self._calls.cut, pieces)
         return pieces
+
+    def _read(self, pieces: list[Piece]) -> None:
+        while self._text and self._step(pieces):
+            pass
 
     def _step(self, pieces: list[Piece]) -> bool:
         """Make one transition; return whether another may follow."""
-        if not self._text:
-            return False
         if self._state is _State.REASONING:
             return self._step_reasoning(pieces)
         if self._state is _State.BLOCK:
@@ -122,17 +144,24 @@ class TaggedParser:
         if mark is None:
             return False
         if self._tags is not None and mark == self._tags.start:
+            self._is_thought_begun = False
             return True
-        self._breaks = ""
-        self._state = _State.START
-        self._drops_breaks = self._tags is not None and self._tags.trims
+        self._breaks.clear()
+        self._begin_content(drops_breaks=self._tags is not None and self._tags.trims)
         if self._tags is None or mark != self._tags.end:
             self._open_block(mark)
         return True
 
+    def _begin_content(self, *, drops_breaks: bool) -> None:
+        self._state = _State.START
+        self._drops_breaks = drops_breaks
+        self._num_unclosed = 0
+
     def _step_start(self) -> bool:
         """Decide what the content begins with; its white space waits for that."""
         stripped = self._text.lstrip()
+        self._space.append(self._text[: len(self._text) - len(stripped)])
+        self._text = stripped
         if not stripped:
             return False
         lead = next((lead for lead in self._leads if stripped.startswith(lead)), None)
@@ -140,26 +169,38 @@ class TaggedParser:
             self._text = stripped.removeprefix(lead)
             self._open_block(lead)
             return True
-        if any(lead.startswith(stripped) for lead in self._leads):
+        own = () if self._tags is None else (self._tags.start, self._tags.end)
+        if any(mark.startswith(stripped) for mark in (*self._leads, *own)):
             return False
-        start = self._tags.start if self._tags is not None else ""
-        if start and stripped.startswith(start) and not self._has_reasoned:
-            self._text = stripped.removeprefix(start)
-            self._state = _State.REASONING
+        tag = next((tag for tag in own if stripped.startswith(tag)), None)
+        if tag is not None:
+            self._space.clear()
+            self._text = stripped.removeprefix(tag)
+            if self._tags is not None and tag == self._tags.start:
+                self._begin_reasoning()
             return True
-        if start and start.startswith(stripped) and not self._has_reasoned:
-            return False
-        if self._drops_breaks:
-            self._text = self._text.lstrip("\n")
+        space = "".join(self._space)
+        self._space.clear()
+        self._text = (space.lstrip("\n") if self._drops_breaks else space) + stripped
         self._state = _State.CONTENT
         return True
+
+    def _begin_reasoning(self) -> None:
+        self._state = _State.REASONING
+        self._is_thought_begun = False
 
     def _step_content(self, pieces: list[Piece]) -> bool:
         before, mark, self._text = self._marks.split(self._text)
         self._say_content(before, pieces)
         if mark is None:
             return False
-        if self._tags is None or mark not in (self._tags.start, self._tags.end):
+        if self._tags is not None and mark == self._tags.start:
+            self._begin_reasoning()
+        elif self._tags is not None and mark == self._tags.end:
+            if self._num_unclosed:
+                pieces.append(ThoughtClosed(self._num_unclosed))
+            self._begin_content(drops_breaks=self._tags.trims)
+        else:
             self._open_block(mark)
         return True
 
@@ -167,35 +208,62 @@ class TaggedParser:
         if self._block is None:
             return False
         text, self._text = self._text, ""
-        self._take_status(self._block.push(text), pieces)
+        delta = self._block.push(text)
+        self._swallow(text, delta)
+        if delta.ended:
+            self._block = None
+        self._take_status(delta, pieces)
         return self._block is None
 
     def _open_block(self, opened_by: str) -> None:
         if self._dialect is not None:
-            self._block = self._dialect.read_block(opened_by, self._options)
+            self._space.clear()
+            self._block = self._dialect.read_block(opened_by, self._offered)
             self._state = _State.BLOCK
+            self._forbidden = [opened_by]
+
+    def _swallow(self, text: str, delta: CallBlockDelta) -> None:
+        """Keep the text of a block that the request forbids."""
+        if self._options.tool_use is ToolUse.PARSE:
+            return
+        self._forbidden.append(text)
+        if delta.ended:
+            block = "".join(self._forbidden)
+            self._swallowed.append(block[: len(block) - len(delta.text) - len(delta.rest)])
+            self._forbidden = []
 
     def _take_status(self, delta: CallBlockDelta, pieces: list[Piece]) -> None:
-        pieces += self._calls.pieces(delta.calls)
+        told = self._calls.pieces(delta.calls)
+        pieces += told
+        self._has_answered |= bool(told)
         if delta.ended:
-            self._block = None
+            failed = told[-1] if told else None
             self._text = delta.text + delta.rest
             # Line breaks between blocks are theirs; what was no block is text from its beginning.
-            self._state = _State.CONTENT if delta.text else _State.START
-            self._drops_breaks = not delta.text
+            self._begin_content(drops_breaks=not delta.text)
+            if isinstance(failed, ContentText):
+                self._num_unclosed = len(failed.text)
+            if delta.text or self._num_unclosed:
+                self._state = _State.CONTENT
 
     def _say_reasoning(self, text: str, pieces: list[Piece]) -> None:
         if self._tags is not None and self._tags.trims:
-            text = self._breaks + text
-            if not self._has_reasoned:
+            if not self._is_thought_begun:
                 text = text.lstrip("\n")
             kept = text.rstrip("\n")
-            self._breaks = text[len(kept) :]
-            text = kept
+            breaks = text[len(kept) :]
+            if kept:
+                text = "".join(self._breaks) + kept
+                self._breaks.clear()
+            else:
+                text = ""
+            self._breaks += [breaks] if breaks else []
         if text:
-            self._has_reasoned = True
+            self._is_thought_begun = True
             pieces.append(ReasoningText(text))
 
     def _say_content(self, text: str, pieces: list[Piece]) -> None:
         if text:
+            self._num_unclosed += len(text)
+            self._has_answered |= not text.isspace()
             pieces.append(ContentText(text))

@@ -1,0 +1,193 @@
+"""Kimi's calls, between special tokens.
+
+<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>
+    {"text": "x"}<|tool_call_end|><|tool_calls_section_end|>
+"""
+
+import re
+
+from vllm.parser.dialect import (
+    CallBegun,
+    CallBlockDelta,
+    CallCut,
+    CallDelta,
+    CallEnded,
+    CallFailed,
+    CallText,
+)
+from vllm.parser.json_call import ArgumentsReader
+from vllm.parser.marks import JsonEnd, Marks
+from vllm.parser.near_misses import read_calls
+from vllm.parser.offered import NAME_PATTERN, Offered
+
+SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
+_SECTION_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
+_BEGIN, _ARGUMENTS, _END = (
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+)
+_MARKS = Marks((*_SECTION_ENDS, *SECTIONS, _BEGIN, _ARGUMENTS, _END))
+_OWN_ID = re.compile(rf"functions\.(?P<name>{NAME_PATTERN}):\d{{1,9}}")
+_HEAD = re.compile(r"\s*(?:functions\.)?(?P<name>.+?)(?::\d+)?\s*", re.DOTALL)
+_MAX_HEAD_CHARS = 1024
+
+
+def spell_id(name: str, number: int) -> str:
+    """Return the id of a call as the model writes it: its number counts those of the chat."""
+    return f"functions.{name}:{number}"
+
+
+def is_own_id(call_id: str) -> bool:
+    """Whether an id has the family's own form."""
+    return _OWN_ID.fullmatch(call_id) is not None
+
+
+class KimiDialect:
+    """See ToolDialect. The model numbers its calls, and its prompts show these ids again."""
+
+    marks: tuple[str, ...] = (*SECTIONS, _BEGIN)
+    leads: tuple[str, ...] = ()
+    telltales: tuple[str, ...] = ("<|tool_",)
+    ends_reasoning = True
+    is_special = True
+
+    def read_block(self, opened_by: str, offered: Offered) -> "_KimiReader":
+        """Return the reader of what follows a mark."""
+        return _KimiReader(opened_by, offered)
+
+
+class _KimiReader:
+    """Reads one section.
+
+    Owns: the text of the call that is open, its head, then its arguments.
+    """
+
+    def __init__(self, opened_by: str, offered: Offered) -> None:
+        self._offered = offered
+        self._text = ""
+        self._raw = [opened_by]
+        # Whether the section's own tag was left out.
+        self._is_bare = opened_by == _BEGIN
+        self._head: list[str] | None = [] if self._is_bare else None
+        self._head_json = JsonEnd()
+        self._name = ""
+        self._id = ""
+        self._arguments: ArgumentsReader | None = None
+        self._has_told = False
+        self._tail: list[str] = []
+        self._fault = ""
+
+    def push(self, text: str) -> CallBlockDelta:
+        """Take in more of the block."""
+        delta = CallBlockDelta()
+        self._text += text
+        while True:
+            before, mark, self._text = _MARKS.split(self._text)
+            self._raw.append(before)
+            delta.calls += self._add(before)
+            if mark is None:
+                return delta
+            if self._in_text:
+                # JSON is read as JSON: its texts may spell marks.
+                self._raw.append(mark)
+                delta.calls += self._add(mark)
+                continue
+            if mark == _ARGUMENTS:
+                self._raw.append(mark)
+                self._begin()
+                continue
+            if mark == _BEGIN:
+                delta.calls += self._end()
+                self._head, self._head_json = [], JsonEnd()
+                self._raw.append(mark)
+                continue
+            self._raw.append(mark)
+            delta.calls += self._end()
+            if mark in _SECTION_ENDS or (self._is_bare and mark == _END):
+                delta.ended, delta.rest = True, self._text
+                return delta
+
+    def close(self, finish_reason: str | None) -> CallBlockDelta:
+        """End a call that is open: it may lack arguments."""
+        self._raw.append(self._text)
+        is_open = self._arguments is not None and not self._arguments.is_over
+        if finish_reason == "stop" or not (is_open or self._head is not None):
+            return CallBlockDelta(self._end(is_closed=False), ended=True)
+        if self._has_told:
+            return CallBlockDelta([CallEnded(False)], ended=True)
+        return CallBlockDelta([CallCut("".join(self._raw))], ended=True)
+
+    @property
+    def _in_text(self) -> bool:
+        if self._arguments is not None:
+            return not self._fault and self._arguments.in_text
+        return self._head_json.in_string and "".join(self._head or ())[:256].lstrip()[:1] == "{"
+
+    def _add(self, text: str) -> list[CallDelta]:
+        if self._arguments is None:
+            if self._head is not None:
+                self._head.append(text)
+                self._head_json.find_end(text)
+            elif text.strip():
+                self._fault = self._fault or "no call begins there"
+            return []
+        if self._fault:
+            return []
+        if not self._has_told:
+            text = text.lstrip()
+            if not text:
+                return []
+            if text[0] != "{":
+                self._fault = "its arguments are no object"
+                return []
+        delta: list[CallDelta] = [] if self._has_told else [CallBegun(self._name, self._id)]
+        self._has_told = True
+        told, rest = self._arguments.push(text)
+        self._tail.append(rest)
+        self._fault = self._arguments.fault
+        return delta + told
+
+    def _begin(self) -> None:
+        head = "".join(self._head or ())
+        named = _HEAD.fullmatch(head[:_MAX_HEAD_CHARS])
+        name = "" if named is None else named["name"].strip()
+        if self._arguments is not None or self._head is None:
+            self._fault = self._fault or "its tags stand in another order"
+            return
+        if not self._offered.has(name):
+            self._fault = self._fault or self._offered.refusal(name)
+            return
+        self._head = None
+        self._name, self._id = name, head.strip() if is_own_id(head.strip()) else ""
+        self._arguments = ArgumentsReader()
+
+    def _end(self, *, is_closed: bool = True) -> list[CallDelta]:
+        """End the call that is open, or what stands between calls."""
+        head, self._head = self._head, None
+        arguments, self._arguments = self._arguments, None
+        has_told, self._has_told = self._has_told, False
+        fault, self._fault = self._fault, ""
+        tail, self._tail = "".join(self._tail), []
+        raw = "".join(self._raw)
+        self._raw.clear()
+        if arguments is not None and not fault and not has_told and is_closed:
+            return [CallBegun(self._name, self._id), CallText("{}"), CallEnded(True)]
+        if arguments is not None and has_told and not fault:
+            if tail.strip("} \n\t"):
+                fault = "something stands behind its arguments"
+            elif arguments.is_whole:
+                return [CallEnded(True)]
+            else:
+                fault = "its arguments are not closed"
+        if head is not None and arguments is None:
+            calls = read_calls("".join(head), self._offered)
+            if calls:
+                return [item for call in calls for item in call.delta()]
+        said = raw
+        for mark in (*SECTIONS, *_SECTION_ENDS, _BEGIN, _ARGUMENTS, _END):
+            said = said.replace(mark, "")
+        ended: list[CallDelta] = [CallEnded(False)] if has_told else []
+        if not said.strip():
+            return ended
+        return [*ended, CallFailed(raw, fault or "it has no arguments")]

@@ -1,0 +1,92 @@
+"""Families that write calls between tags: DeepSeek, Hermes and Qwen, GLM.
+
+    <tool_call>                    <tool_call>                   <tool_call>find
+    {"name": "find",               <function=find>               <arg_key>text</arg_key>
+     "arguments": {"text": "x"}}   <parameter=text>              <arg_value>x</arg_value>
+    </tool_call>                   x                             </tool_call>
+                                   </parameter>
+                                   </function>
+                                   </tool_call>
+
+``vllm.tokenizers.deepseek_v4_tools`` shows DeepSeek's. Models write each other's calls, and leave
+tags out: one reader takes them all.
+"""
+
+import re
+
+from vllm.parser.field_tags import (
+    ARGUMENT_TAGS,
+    FUNCTION,
+    FUNCTION_TAGS,
+    TOOL_CALL,
+    FieldTags,
+    TagFormats,
+)
+from vllm.parser.offered import Offered
+from vllm.parser.tag_block import TagBlockReader
+from vllm.tokenizers.deepseek_v4_tools import BLOCK_GAP, DSML
+
+# Models misspell the outer tag, and leave it out: any tag opens a block.
+_TAG, _END_TAG = f"<{DSML}", f"</{DSML}"
+_OUTER = ("tool_calls", "toolcalls", "tool_call", "tool", "function_calls", "functions", "calls")
+DSML_TAGS = FieldTags(
+    call=f"<{DSML}invoke",
+    call_head=re.compile(r'\s+name\s*=\s*"(?P<name>[^"]+)"\s*>'),
+    call_ends=(f"</{DSML}invoke>",),
+    field=f"<{DSML}parameter",
+    field_head=re.compile(
+        r'\s+name\s*=\s*"(?P<name>[^"]*)"(?:\s+string\s*=\s*"(?P<string>true|false)")?\s*>'
+    ),
+    field_end=f"</{DSML}parameter>",
+    block_ends=tuple(f"</{DSML}{name}>" for name in _OUTER),
+    blocks=tuple(f"<{DSML}{name}>" for name in _OUTER),
+    unsaid=re.compile(rf'</?{DSML}\w*(?:\s+name\s*=?\s*"?)?\s*>?'),
+)
+_DSML = TagFormats(DSML_TAGS)
+
+
+class DsmlDialect:
+    """See ToolDialect."""
+
+    # The blank line before a block is a part of it.
+    marks: tuple[str, ...] = (BLOCK_GAP + _TAG, _TAG, _END_TAG)
+    leads: tuple[str, ...] = ()
+    telltales: tuple[str, ...] = (DSML[0], BLOCK_GAP + "<")
+    ends_reasoning = True
+    is_special = True
+
+    def read_block(self, opened_by: str, offered: Offered) -> TagBlockReader:
+        """Return the reader of what follows a mark."""
+        return TagBlockReader(_DSML, offered, opened_by, is_outer=False)
+
+
+class ToolCallTagDialect:
+    """See ToolDialect.
+
+    Args:
+        formats: Ways of writing a call; the first is the family's own.
+        may_be_bare: Whether models leave the outer tag out.
+        ends_reasoning: Whether a call inside the reasoning ends it.
+    """
+
+    leads: tuple[str, ...] = ()
+    is_special = False
+
+    def __init__(
+        self, *formats: FieldTags, may_be_bare: bool = False, ends_reasoning: bool = True
+    ) -> None:
+        bare = (FUNCTION,) if may_be_bare else ()
+        self.marks: tuple[str, ...] = ("\n" + TOOL_CALL, TOOL_CALL, *bare)
+        self.telltales: tuple[str, ...] = ("<tool_", *(mark[:-1] for mark in bare))
+        self.ends_reasoning = ends_reasoning
+        self._formats = TagFormats(*formats)
+
+    def read_block(self, opened_by: str, offered: Offered) -> TagBlockReader:
+        """Return the reader of what follows a mark."""
+        is_outer = opened_by.endswith(TOOL_CALL)
+        return TagBlockReader(self._formats, offered, opened_by, is_outer=is_outer)
+
+
+HERMES = ToolCallTagDialect(FUNCTION_TAGS, ARGUMENT_TAGS, ends_reasoning=False)
+QWEN3_CODER = ToolCallTagDialect(FUNCTION_TAGS, ARGUMENT_TAGS, may_be_bare=True)
+GLM = ToolCallTagDialect(ARGUMENT_TAGS, FUNCTION_TAGS)
