@@ -30,7 +30,7 @@ from vllm.ray_serve.replica import EngineReplica, News
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges
 from vllm.v1.engine.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Dead,
     FromCore,
     GroupInfo,
@@ -109,9 +109,9 @@ class SimCore:
     def send(self, message: Any) -> None:
         if self.dead_error is not None or self.is_frozen:
             return
-        if isinstance(message, AddRequest):
-            self.taken.append(message.request.request_id)
-            self._waiting.append(message.request)
+        if isinstance(message, AddRequests):
+            self.taken += [request.request_id for request in message.requests]
+            self._waiting += message.requests
             if self._stepping is None:
                 self._stepping = asyncio.create_task(self._step())
         elif isinstance(message, AbortRequests):

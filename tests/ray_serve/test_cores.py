@@ -16,7 +16,7 @@ from vllm.ray_serve.ingress import Ingress
 from vllm.ray_serve.placement import Fleet
 from vllm.ray_serve.replica import EngineReplica
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.wire import AddRequest, Dead, RequestRejected
+from vllm.v1.engine.wire import AddRequests, Dead, RequestRejected
 from vllm.v1.messages import EngineCoreRequest
 
 
@@ -65,7 +65,7 @@ async def test_a_fault_of_its_own_ends_the_request(
         raise KeyError("a bug")
 
     monkeypatch.setattr(fleet, "expect", fail)
-    handle.send(AddRequest(EngineCoreRequest("a", [1, 2], SamplingParams(), 0.0)))
+    handle.send(AddRequests([EngineCoreRequest("a", [1, 2], SamplingParams(), 0.0)]))
     async with asyncio.timeout(30):
         while not any(isinstance(message, RequestRejected) for message in told):
             await asyncio.sleep(0.005)

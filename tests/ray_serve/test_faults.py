@@ -17,7 +17,7 @@ from vllm.ray_serve.cores import FleetCores
 from vllm.ray_serve.placement import Fleet
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.data_parallel.short_hash import shorten
-from vllm.v1.engine.wire import AbortRequests, AddRequest, RequestRejected, StepOutputs
+from vllm.v1.engine.wire import AbortRequests, AddRequests, RequestRejected, StepOutputs
 from vllm.v1.messages import EngineCoreRequest
 
 FAULTS = (
@@ -67,7 +67,7 @@ class Clients:
         name = f"q{len(self.prompts)}"
         self.prompts[name], self.tokens[name] = prompt, []
         self.sent_at[name] = self._handle._loop.time()
-        self._handle.send(AddRequest(EngineCoreRequest(name, prompt, SamplingParams(), 0.0)))
+        self._handle.send(AddRequests([EngineCoreRequest(name, prompt, SamplingParams(), 0.0)]))
         return name
 
     def abort(self, name: str) -> None:

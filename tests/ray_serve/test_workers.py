@@ -15,7 +15,7 @@ from vllm.config.parallel import ParallelConfig
 from vllm.exceptions import ConfigError
 from vllm.v1.engine.data_parallel.ray_core import RayProcess
 from vllm.v1.engine.process_client import ProcessCore
-from vllm.v1.engine.wire import AddRequest, StepOutputs
+from vllm.v1.engine.wire import AddRequests, StepOutputs
 
 pytestmark = [
     pytest.mark.e2e,
@@ -92,7 +92,7 @@ def launch(vllm_config: Any, **parallel: Any) -> ProcessCore:
 def test_a_core_serves_stops_and_ends_with_its_actor(cluster: Any, config: Any) -> None:
     core = launch(config())
     core.wait_ready()
-    core.send(AddRequest(request(max_tokens=5)))
+    core.send(AddRequests([request(max_tokens=5)]))
     tokens: list[int] = []
     while len(tokens) < 5:
         message = core.next_message()

@@ -21,9 +21,13 @@ from vllm.tokenizers.chat_tokenizer import ChatTokenizer
 from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.submission import Submission
 from vllm.v1.metrics.reader import Metric
+from vllm.v1.request_options import RequestOptions
 
 Messages = Sequence[Mapping[str, Any]]
+# Prompts that reach the engine core at once; it hashes them before it begins with the first.
+_MAX_TOGETHER = 256
 
 
 class LLM:
@@ -114,11 +118,18 @@ class LLM:
                 "priority",
             )
         ids = [str(next(self._request_ids)) for _ in items]
+        submissions = [
+            Submission(
+                request_id,
+                prompt,
+                params[i],
+                options=RequestOptions(priority=priority[i] if priority else 0),
+            )
+            for i, (request_id, prompt) in enumerate(zip(ids, items, strict=True))
+        ]
         try:
-            for i, (request_id, prompt) in enumerate(zip(ids, items, strict=True)):
-                self.llm_engine.add_request(
-                    request_id, prompt, params[i], priority=priority[i] if priority else 0
-                )
+            for at in range(0, len(submissions), _MAX_TOGETHER):
+                self.llm_engine.add_requests(submissions[at : at + _MAX_TOGETHER])
             return self._run(ids, use_tqdm)
         except BaseException:
             # Nobody will read the others; the next call must not meet them.

@@ -27,7 +27,7 @@ from vllm.v1.engine.process_client import on_this_clock
 from vllm.v1.engine.questions import Question, merge_answers
 from vllm.v1.engine.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Answer,
     Ask,
     Codec,
@@ -175,12 +175,12 @@ class FleetCores(MailboxHandle):
         """Send a message; those of no method here are not for a fleet."""
 
     @_send.register
-    def _send_request(self, message: AddRequest) -> None:
-        request = message.request
-        task = asyncio.create_task(self._follow(request))
-        self._following[request.request_id] = task
-        # Not in the task: one that is cancelled before it began runs no line.
-        task.add_done_callback(partial(self._settle, request.request_id))
+    def _send_requests(self, message: AddRequests) -> None:
+        for request in message.requests:
+            task = asyncio.create_task(self._follow(request))
+            self._following[request.request_id] = task
+            # Not in the task: one that is cancelled before it began runs no line.
+            task.add_done_callback(partial(self._settle, request.request_id))
 
     @_send.register
     def _send_aborts(self, message: AbortRequests) -> None:

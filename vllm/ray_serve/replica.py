@@ -22,7 +22,7 @@ from vllm.v1.engine.pending_calls import PendingCalls
 from vllm.v1.engine.process_client import ProcessCore
 from vllm.v1.engine.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Answer,
     Ask,
     Codec,
@@ -158,7 +158,7 @@ class EngineReplica:
         self._backlog[request_id] = len(request.prompt_token_ids)
         try:
             self._check_alive()
-            self._core.send(AddRequest(request))
+            self._core.send(AddRequests([request]))
             yield Taken(self._name)
             while True:
                 try:

@@ -5,12 +5,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from vllm.exceptions import EngineDeadError
-from vllm.inputs import TokensPrompt
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.data_parallel.predictions import Prediction
-from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.questions import (
     AskHeld,
     CacheSnapshot,
@@ -20,6 +18,7 @@ from vllm.v1.engine.questions import (
     ResetCache,
     ViewCache,
 )
+from vllm.v1.engine.submission import Submission
 from vllm.v1.messages import HeldPrefix, PrefillStats
 from vllm.v1.request_options import RequestOptions
 
@@ -39,6 +38,7 @@ class FakeEngine:
         prefill_stats: Where every prompt's tokens come from.
         resets: What its cache was reset with.
         withdrawn: Held prompts that it was told to let go of.
+        together: How many requests came together each time.
         tokens_per_step: That one output of a stream brings, as drafts do.
         can_reset: What resets answer.
         on_view: Called when its cache is looked at.
@@ -64,6 +64,7 @@ class FakeEngine:
         self.ranks: list[int | None] = []
         self.keys: list[str | None] = []
         self.options: list[RequestOptions] = []
+        self.together: list[int] = []
         self.living_ranks: list[int] = [0]
         self.held: list[HeldPrefix] = []
         self.keeps = True
@@ -74,16 +75,25 @@ class FakeEngine:
         self.on_view: Callable[[], object] = lambda: None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def submit(
-        self,
-        request_id: str,
-        prompt: TokensPrompt,
-        sampling_params: SamplingParams,
-        sink: OutputSink,
-        options: RequestOptions,
-    ) -> Callable[[], None]:
-        """Put the scripted answer into the sink."""
-        token_ids = prompt["prompt_token_ids"]
+    async def submit_all(self, submissions: Sequence[Submission]) -> list[Callable[[], None]]:
+        """Put the scripted answer into the sinks."""
+        self.together.append(len(submissions))
+        leaves: list[Callable[[], None]] = []
+        try:
+            for given in submissions:
+                leaves.append(self._submit(given))
+        except BaseException:
+            for leave in leaves:
+                leave()
+            raise
+        return leaves
+
+    def _submit(self, given: Submission) -> Callable[[], None]:
+        request_id, sampling_params, sink = given.request_id, given.params, given.sink
+        options = given.options
+        assert sink is not None
+        assert isinstance(given.prompt, dict)
+        token_ids = given.prompt["prompt_token_ids"]
         self.ranks.append(options.data_parallel_rank)
         self.keys.append(options.prompt_cache_key)
         self.boundaries.append(options.cache_boundaries)

@@ -14,7 +14,7 @@ from vllm.v1.engine.data_parallel.ranks import make_rank_config
 from vllm.v1.engine.questions import ResetCache
 from vllm.v1.engine.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Answer,
     CoreStatus,
     RequestRejected,
@@ -42,8 +42,8 @@ def finished(sent) -> set[str]:
 def test_the_loop_serves_until_it_is_told_to_stop(loop):
     thread = threading.Thread(target=loop.run)
     thread.start()
-    loop.submit(AddRequest(request("a")))
-    loop.submit(AddRequest(request("b", max_tokens=2)))
+    loop.submit(AddRequests([request("a")]))
+    loop.submit(AddRequests([request("b", max_tokens=2)]))
     while finished(loop.sent) != {"a", "b"}:
         time.sleep(0.001)
     loop.submit(Shutdown())
@@ -56,7 +56,7 @@ def test_front_ends_hear_of_the_cache_before_a_step_runs(config):
     cores = make_rank_config(cores, 0)
     sent: list[object] = []
     loop = CoreLoop(build_fake_core(cores), sent.append, Progress())
-    loop.submit(AddRequest(request("a", prompt=range(100))))
+    loop.submit(AddRequests([request("a", prompt=range(100))]))
     with pytest.raises(RuntimeError, match="on fire"):
         loop.run_once()
     (told,) = sent
@@ -66,7 +66,7 @@ def test_front_ends_hear_of_the_cache_before_a_step_runs(config):
 
 
 def test_messages_are_handled_between_steps(loop):
-    loop.submit(AddRequest(request("a", max_tokens=50)))
+    loop.submit(AddRequests([request("a", max_tokens=50)]))
     loop.run_once()
     loop.submit(AbortRequests(["a"]))
     loop.submit(ResetCache().to_message(7))
@@ -106,8 +106,8 @@ def test_a_refused_request_harms_no_other(loop, monkeypatch):
         real(request)
 
     monkeypatch.setattr(loop.core, "add_request", add)
-    loop.submit(AddRequest(request("bad")))
-    loop.submit(AddRequest(request("good", max_tokens=1)))
+    loop.submit(AddRequests([request("bad")]))
+    loop.submit(AddRequests([request("good", max_tokens=1)]))
     loop.run_once()
     (rejected,) = [m for m in loop.sent if isinstance(m, RequestRejected)]
     assert rejected.request_id == "bad"
@@ -121,7 +121,7 @@ def test_a_broken_invariant_is_not_a_refusal(loop, monkeypatch):
         raise InvariantError("I2")
 
     monkeypatch.setattr(loop.core, "add_request", add)
-    loop.submit(AddRequest(request()))
+    loop.submit(AddRequests([request()]))
     with pytest.raises(InvariantError):
         loop.run_once()
 
@@ -130,7 +130,7 @@ def test_progress_tells_work_from_rest(config):
     progress = Progress()
     core = build_fake_core(config())
     loop = CoreLoop(core, lambda message: None, progress)
-    loop.submit(AddRequest(request(max_tokens=1)))
+    loop.submit(AddRequests([request(max_tokens=1)]))
     loop.run_once()
     assert progress.busy
     assert progress.count == 1
@@ -151,7 +151,7 @@ def test_of_several_front_ends_each_hears_its_own_and_one_the_statistics(config)
         msgspec.structs.replace(request(f"of-{i}", max_tokens=1), client_index=i) for i in (1, 2)
     ]
     for index, each in enumerate(asked, start=1):
-        loop.submit(AddRequest(each), index)
+        loop.submit(AddRequests([each]), index)
     loop.submit(AbortRequests(["unknown"]), 2)
     loop.run_once()
     loop.submit(ResetCache().to_message(9), 2)

@@ -6,7 +6,7 @@ from tests.v1.engine.fakes import make_tokenizer
 from vllm.exceptions import UserInputError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.engine.wire import AddRequest, Codec
+from vllm.v1.engine.wire import AddRequests, Codec
 from vllm.v1.request_options import RequestOptions
 from vllm.v1.structured_output.limits import read_schema
 
@@ -200,7 +200,7 @@ def test_a_number_is_refused_or_fits_a_message(processor, name, number):
     refused = None
     try:
         made = process(processor, request_params=SamplingParams(**{name: number}))
-        Codec().encode(AddRequest(made))
+        Codec().encode(AddRequests([made]))
     except UserInputError as error:
         refused = error.param
     assert refused in (None, name)
@@ -210,8 +210,8 @@ def test_a_schema_holds_numbers_of_any_size(processor):
     schema = {"type": "integer", "minimum": 10**30, "enum": [-(2**80)]}
     params = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
     made = process(processor, request_params=params)
-    sent = Codec().decode_to_core(Codec().encode(AddRequest(made)))
-    assert read_schema(sent.request.sampling_params.structured_outputs.json) == schema
+    sent = Codec().decode_to_core(Codec().encode(AddRequests([made])))
+    assert read_schema(sent.requests[0].sampling_params.structured_outputs.json) == schema
     assert params.structured_outputs.json == schema
 
 
@@ -220,5 +220,5 @@ def test_a_cache_key_is_the_same_number_in_every_process(processor):
     assert [request.options.routing_key for request in made[::2]] == [3405396810240292928] * 2
     assert made[1].options.routing_key != made[0].options.routing_key
     assert made[3].options.routing_key is None
-    sent = Codec().decode_to_core(Codec().encode(AddRequest(made[0])))
-    assert sent.request == made[0]
+    sent = Codec().decode_to_core(Codec().encode(AddRequests([made[0]])))
+    assert sent.requests == made[:1]

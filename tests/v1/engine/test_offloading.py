@@ -34,7 +34,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_loop import CoreLoop
 from vllm.v1.engine.engine_args import EngineArgs
-from vllm.v1.engine.wire import AddRequest, Shutdown, StepOutputs
+from vllm.v1.engine.wire import AddRequests, Shutdown, StepOutputs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_offload import connector as connector_module
 from vllm.v1.kv_offload.connector import OffloadingConnector
@@ -595,7 +595,7 @@ def test_nothing_is_tried_while_a_prefix_comes_back(root, monkeypatch):
     sent: list[Any] = []
     loop = CoreLoop(session.core, sent.append)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    loop.submit(AddRequest(EngineCoreRequest("a", KEPT[1], params, time.time())))
+    loop.submit(AddRequests([EngineCoreRequest("a", KEPT[1], params, time.time())]))
     thread = threading.Thread(target=loop.run)
     thread.start()
     assert is_waiting.wait(_WAIT_S)

@@ -14,7 +14,7 @@ from vllm.exceptions import CheckpointError, EngineDeadError, EngineError, PoolT
 from vllm.v1.engine.process_client import ProcessCore
 from vllm.v1.engine.questions import ResetCache
 from vllm.v1.engine.wire import (
-    AddRequest,
+    AddRequests,
     Answer,
     Dead,
     StepOutputs,
@@ -55,7 +55,7 @@ def test_a_core_in_a_process_serves_and_stops(launch, use_tcp):
     ready = core.wait_ready()
     assert ready.pid == core.pid != os.getpid()
     assert ready.kv_cache.num_blocks == 64
-    core.send(AddRequest(request(max_tokens=5)))
+    core.send(AddRequests([request(max_tokens=5)]))
     assert len(outputs_until_finished(core)) == 5
     core.send(ResetCache().to_message(3))
     while not isinstance(message := core.next_message(), Answer):
@@ -116,7 +116,7 @@ def test_a_killed_core_is_noticed_at_once(launch):
     # Its silence would tell after an hour.
     core = launch(step_s=0.01, timeout_s=3600)
     core.wait_ready()
-    core.send(AddRequest(request(max_tokens=200)))
+    core.send(AddRequests([request(max_tokens=200)]))
     assert isinstance(core.next_message(), StepOutputs)
     os.kill(core.pid, signal.SIGKILL)
     while not isinstance(message := core.next_message(), Dead):
@@ -136,7 +136,7 @@ def test_a_killed_core_is_noticed_at_once(launch):
 def test_a_step_that_fails_ends_the_core_with_its_reason(launch, faults, reason):
     core = launch(**faults)
     core.wait_ready()
-    core.send(AddRequest(request(max_tokens=9)))
+    core.send(AddRequests([request(max_tokens=9)]))
     while not isinstance(message := core.next_message(), Dead):
         pass
     assert reason in message.message
@@ -155,7 +155,7 @@ def test_a_core_whose_messages_cannot_be_read_is_dead(launch):
 def test_a_process_that_exits_by_itself_is_noticed(launch):
     core = launch(exit_at=1)
     core.wait_ready()
-    core.send(AddRequest(request()))
+    core.send(AddRequests([request()]))
     assert "status 7" in core.next_message().message
 
 
@@ -179,7 +179,7 @@ def test_an_idle_core_lives_on(launch):
     core.wait_ready()
     time.sleep(3.0)
     assert core.dead_error is None
-    core.send(AddRequest(request(max_tokens=2)))
+    core.send(AddRequests([request(max_tokens=2)]))
     assert len(outputs_until_finished(core)) == 2
 
 
@@ -188,7 +188,7 @@ def test_signals_of_a_whole_process_group_do_not_end_the_core(launch):
     core.wait_ready()
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(core.pid, number)
-    core.send(AddRequest(request(max_tokens=2)))
+    core.send(AddRequests([request(max_tokens=2)]))
     assert len(outputs_until_finished(core)) == 2
 
 

@@ -22,7 +22,7 @@ from vllm.v1.engine import (
 )
 from vllm.v1.engine.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Answer,
     Ask,
     Codec,
@@ -66,7 +66,7 @@ PARAMS = SamplingParams(
 )
 OPTIONS = RequestOptions(priority=-1, cache_salt="s", prompt_cache_key="k")
 TO_CORE = [
-    AddRequest(EngineCoreRequest("r", [1, 2], PARAMS, 1.5, options=OPTIONS)),
+    AddRequests([EngineCoreRequest("r", [1, 2], PARAMS, 1.5, options=OPTIONS)]),
     AbortRequests(["a"]),
     WithdrawPrefixes(["a", "b"]),
     Ask(3, "ResetCache", b"\x80"),
@@ -113,10 +113,10 @@ def test_messages_from_the_core_survive_the_wire(message):
 
 
 def test_greedy_parameters_stay_greedy_on_the_wire():
-    sent = AddRequest(EngineCoreRequest("r", [1], SamplingParams(temperature=0.0), 0.0))
+    sent = AddRequests([EngineCoreRequest("r", [1], SamplingParams(temperature=0.0), 0.0)])
     received = Codec().decode_to_core(Codec().encode(sent))
-    assert isinstance(received, AddRequest)
-    assert received.request.sampling_params.is_greedy
+    assert isinstance(received, AddRequests)
+    assert received.requests[0].sampling_params.is_greedy
 
 
 def test_what_is_no_message_is_refused():

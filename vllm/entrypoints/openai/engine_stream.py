@@ -14,8 +14,8 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.data_parallel.predictions import Prediction
-from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.questions import Question, Reply
+from vllm.v1.engine.submission import Submission
 from vllm.v1.messages import PrefillStats
 from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
@@ -31,15 +31,8 @@ class EngineClient(Protocol):
     def living_ranks(self) -> Sequence[int]:
         """The engine cores that serve, by data parallel rank."""
 
-    async def submit(
-        self,
-        request_id: str,
-        prompt: TokensPrompt,
-        params: SamplingParams,
-        sink: OutputSink,
-        options: RequestOptions,
-    ) -> Callable[[], None]:
-        """Run a request whose outputs go to ``sink``; return what aborts it."""
+    async def submit_all(self, submissions: Sequence[Submission]) -> list[Callable[[], None]]:
+        """Run requests, begun together; return what aborts each. One is refused: none runs."""
 
     async def ask(self, question: Question[Reply]) -> Reply:
         """Ask the engine core, or all of several, between two steps."""
@@ -123,8 +116,8 @@ class EngineStream:
         self._state.add_running(self)
         try:
             with fields_named(self._field_names):
-                for index in range(len(self._jobs)):
-                    await self._submit(index)
+                given = [self._submission(index) for index in range(len(self._jobs))]
+                self._leaves = dict(enumerate(await self._engine.submit_all(given)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
                     self._first = await self._next()
@@ -132,13 +125,10 @@ class EngineStream:
             await self.close()
             raise
 
-    async def _submit(self, index: int) -> None:
+    def _submission(self, index: int) -> Submission:
         job = self._jobs[index]
         prompt = TokensPrompt(prompt_token_ids=job.token_ids)
-        sink = _JobSink(self, index)
-        self._leaves[index] = await self._engine.submit(
-            job.request_id, prompt, job.params, sink, job.options
-        )
+        return Submission(job.request_id, prompt, job.params, _JobSink(self, index), job.options)
 
     def put(self, index: int, output: RequestOutput) -> None:
         """Take in an output of a job."""

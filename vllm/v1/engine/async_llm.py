@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -26,12 +27,14 @@ from vllm.v1.engine.admissions import Admissions
 from vllm.v1.engine.client import STOP_TIMEOUT_S, AsyncEngineCoreHandle
 from vllm.v1.engine.data_parallel.predictions import Prediction, Predictions
 from vllm.v1.engine.engine_base import EngineBase
+from vllm.v1.engine.input_processor import ParsedPrompt
 from vllm.v1.engine.launch import launch_engine_core
 from vllm.v1.engine.output_processor import ProcessedOutputs
-from vllm.v1.engine.output_queue import OutputQueue, OutputSink
+from vllm.v1.engine.output_queue import OutputQueue
 from vllm.v1.engine.questions import Question, Reply, ResetCache
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.engine.submission import Submission
 from vllm.v1.engine.tenant_limits import TenantLimits, current_tenant, tenant_salt
 from vllm.v1.engine.wire import (
     FromCore,
@@ -42,7 +45,7 @@ from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import LoggingStatLogger, StatLogger
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.metrics.tracing import current_trace_headers
-from vllm.v1.request_options import NO_OPTIONS, RequestOptions
+from vllm.v1.request_options import RequestOptions
 
 if TYPE_CHECKING:
     from vllm.v1.engine.engine_args import AsyncEngineArgs
@@ -146,40 +149,64 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             As :meth:`generate`.
         """
         queue = OutputQueue(deltas=params.output_kind == RequestOutputKind.DELTA)
-        leave = await self.submit(request_id, prompt, params, queue, RequestOptions(**options))
+        given = Submission(request_id, prompt, params, queue, RequestOptions(**options))
+        (leave,) = await self.submit_all([given])
         return RequestStream(request_id, queue, leave)
 
-    async def submit(
-        self,
-        request_id: str,
-        prompt: PromptType,
-        params: SamplingParams,
-        sink: OutputSink,
-        options: RequestOptions = NO_OPTIONS,
-    ) -> Callable[[], None]:
-        """Check and submit a request whose outputs go straight to ``sink``, in the event loop.
+    async def submit_all(self, submissions: Sequence[Submission]) -> list[Callable[[], None]]:
+        """Check requests and submit them together; outputs go to their sinks, in the event loop.
 
         Returns:
-            What to call to leave early: it aborts the request unless it has finished. Nothing else
-            does, so a caller that loses interest must call it.
+            For each, what to call to leave early: it aborts the request unless it has finished.
+            Nothing else does, so a caller that loses interest must call it.
 
         Raises:
-            As :meth:`generate`, for what is known at once; the sink is told of the rest.
+            As :meth:`generate`, for what is known at once, and then none of them runs; the sinks
+            are told of the rest.
         """
         arrival_time = time.monotonic()
         self._check_open()
+        parsed = [await self._parse(given.prompt) for given in submissions]
+        # Again: tokenizing may have taken a while.
+        self._check_open()
+        added: list[list[EngineCoreRequest]] = []
+        try:
+            for given, prompt in zip(submissions, parsed, strict=True):
+                request = self._admit(given, prompt, arrival_time)
+                added.append(self._output_processor.add_request(request, prompt.text, given.sink))
+        except BaseException:
+            # The core has not heard of them.
+            self._leave([child.request_id for children in added for child in children])
+            raise
+        self._bind_loop()
+        self._idle.clear()
+        self._send_requests(list(itertools.chain(*added)))
+        ids = ([child.request_id for child in children] for children in added)
+        return [_make_leaver(weakref.ref(self), child_ids) for child_ids in ids]
+
+    async def _parse(self, prompt: PromptType) -> ParsedPrompt:
         parse = self.input_processor.parse_prompt
         is_long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARS
-        parsed = await asyncio.to_thread(parse, prompt) if is_long else parse(prompt)
+        return await asyncio.to_thread(parse, prompt) if is_long else parse(prompt)
+
+    def _admit(
+        self, given: Submission, prompt: ParsedPrompt, arrival_time: float
+    ) -> EngineCoreRequest:
+        """Check a request, and let it into the queue.
+
+        Raises:
+            UserInputError: It is wrong.
+            QueueFullError: Too many wait.
+            TenantLimitError: Its tenant exceeds a limit.
+        """
+        options, params = given.options, given.params
         request = self.input_processor.process(
-            request_id,
-            parsed,
+            given.request_id,
+            prompt,
             params,
             options.replace(trace_headers=options.trace_headers or current_trace_headers.get()),
             arrival_time=arrival_time,
         )
-        # Again: tokenizing may have taken a while.
-        self._check_open()
         try:
             waiting = self._output_processor.count_waiting_tokens
             self._queue_limit.admit_tokens(len(request.prompt_token_ids), waiting)
@@ -189,10 +216,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             raise
         if self._tenants is not None:
             request = self._admit_tenant(self._tenants, request)
-        self._bind_loop()
-        self._idle.clear()
-        child_ids = self._submit(request, parsed.text, sink)
-        return _make_leaver(weakref.ref(self), child_ids)
+        return request
 
     def _admit_tenant(self, limits: TenantLimits, request: EngineCoreRequest) -> EngineCoreRequest:
         """Let a request of the tenant in whose name this is called in.

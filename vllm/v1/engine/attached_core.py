@@ -9,7 +9,7 @@ from vllm.logger import init_logger
 from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.client import STOP_TIMEOUT_S, MailboxHandle, expect_ready
 from vllm.v1.engine.wire import (
-    AddRequest,
+    AddRequests,
     Codec,
     CoreLost,
     Dead,
@@ -54,9 +54,10 @@ class AttachedCore(MailboxHandle):
 
     def send(self, message: ToCore) -> None:
         """Send a message; requests carry this front end's number."""
-        if isinstance(message, AddRequest):
-            message = AddRequest(
-                msgspec.structs.replace(message.request, client_index=self._client)
+        if isinstance(message, AddRequests):
+            number = self._client
+            message = AddRequests(
+                [msgspec.structs.replace(r, client_index=number) for r in message.requests]
             )
         if not self._channel.send(self._codec.encode(message)):
             logger.debug("%s goes nowhere: the engine core is gone.", type(message).__name__)

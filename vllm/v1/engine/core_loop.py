@@ -1,14 +1,14 @@
 """The engine core's loop: take messages, step, send outputs. The same in a process or a thread."""
 
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from vllm.exceptions import EngineError, UserInputError, VllmError
 from vllm.logger import init_logger
 from vllm.v1.engine.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Answer,
     Ask,
     CoreStatus,
@@ -157,15 +157,17 @@ class CoreLoop:
 
     def submit(self, message: ToCore, client: int = 0) -> None:
         """Hand in a message of a front end, from one thread for each."""
-        if not isinstance(message, AddRequest):
+        if not isinstance(message, AddRequests):
             self._inbox.put((self._handlers[type(message)], message, client))
             return
-        try:
-            request = self._core.make_request(message.request)
-        except _REFUSALS as error:
-            self._reject(message.request.request_id, error)
-            return
-        self._inbox.put((self._add, request, client))
+        made: list[Any] = []
+        for request in message.requests:
+            try:
+                made.append(self._core.make_request(request))
+            except _REFUSALS as error:
+                self._reject(request.request_id, error)
+        if made:
+            self._inbox.put((self._add, made, client))
 
     def submit_warm_up(self) -> None:
         """Have the core warm up between two steps; any thread may ask."""
@@ -247,11 +249,12 @@ class CoreLoop:
         handler(argument, client)
         self._did_work = True
 
-    def _add(self, request: Any, _client: int) -> None:
-        try:
-            self._core.add_request(request)
-        except _REFUSALS as error:
-            self._reject(request.request_id, error)
+    def _add(self, requests: Sequence[Any], _client: int) -> None:
+        for request in requests:
+            try:
+                self._core.add_request(request)
+            except _REFUSALS as error:
+                self._reject(request.request_id, error)
 
     def _reject(self, request_id: str, error: VllmError) -> None:
         logger.warning("Request %s is refused: %s", request_id, error)

@@ -14,12 +14,11 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.client import EngineCoreHandle
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
-from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.pending_calls import PendingCalls
 from vllm.v1.engine.questions import Question
 from vllm.v1.engine.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Answer,
     CoreBack,
     CoreLost,
@@ -105,14 +104,10 @@ class EngineBase(Generic[_Handle]):
 
     # ---- to the core -------------------------------------------------------------------------
 
-    def _submit(
-        self, request: EngineCoreRequest, prompt: str | None, sink: OutputSink | None
-    ) -> list[str]:
-        """Send a checked request; return the core's ids of its answers."""
-        children = self._output_processor.add_request(request, prompt, sink)
-        for child in children:
-            self._core.send(AddRequest(child))
-        return [child.request_id for child in children]
+    def _send_requests(self, requests: list[EngineCoreRequest]) -> None:
+        """Send checked requests, which the core takes in together."""
+        if requests:
+            self._core.send(AddRequests(requests))
 
     def _send_aborts(self, request_ids: list[str]) -> None:
         if request_ids:

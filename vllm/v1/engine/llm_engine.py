@@ -14,6 +14,8 @@ from vllm.v1.engine.client import STOP_TIMEOUT_S, EngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
 from vllm.v1.engine.launch import launch_sync_engine_core
 from vllm.v1.engine.questions import Question, Reply, ResetCache
+from vllm.v1.engine.submission import Submission
+from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.metrics.iteration_stats import IterationStats
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
@@ -80,15 +82,27 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
             UserInputError: Something about it is wrong.
             EngineDeadError: The core is dead.
         """
+        given = RequestOptions(**options)
+        self.add_requests([Submission(request_id, prompt, params, options=given)])
+
+    def add_requests(self, submissions: Sequence[Submission]) -> None:
+        """Queue requests for the following steps, all of them for the same one.
+
+        Raises:
+            UserInputError: Something about one is wrong; the ones before it are queued.
+            EngineDeadError: The core is dead.
+        """
         self._check_alive()
-        parsed = self.input_processor.parse_prompt(prompt)
-        request = self.input_processor.process(
-            request_id,
-            parsed,
-            params,
-            RequestOptions(**options),
-        )
-        self._submit(request, parsed.text, None)
+        children: list[EngineCoreRequest] = []
+        try:
+            for given in submissions:
+                parsed = self.input_processor.parse_prompt(given.prompt)
+                request = self.input_processor.process(
+                    given.request_id, parsed, given.params, given.options
+                )
+                children += self._output_processor.add_request(request, parsed.text, given.sink)
+        finally:
+            self._send_requests(children)
 
     def abort_request(self, request_ids: Sequence[str]) -> None:
         """End requests; the next step returns what there is, with the reason "abort"."""

@@ -1,6 +1,6 @@
 """Every message between the front end and the engine core, and how it becomes bytes.
 
-    front end --ToCore-->    AddRequest AbortRequests WithdrawPrefixes Ask TellAll Shutdown
+    front end --ToCore-->    AddRequests AbortRequests WithdrawPrefixes Ask TellAll Shutdown
     front end <--FromCore--  Ready StartFailed  StepOutputs RequestRejected Answer CoreStatus
                              CoreLost CoreBack Heartbeat Dead
 
@@ -94,10 +94,10 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
     rebuild_tokens: int | None = None
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """A new request."""
+class AddRequests(msgspec.Struct, frozen=True, tag="add"):
+    """New requests, which the core takes in between two steps, all of them."""
 
-    request: EngineCoreRequest
+    requests: list[EngineCoreRequest]
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -245,7 +245,7 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     message: str
 
 
-ToCore = AddRequest | AbortRequests | WithdrawPrefixes | Ask | TellAll | Shutdown
+ToCore = AddRequests | AbortRequests | WithdrawPrefixes | Ask | TellAll | Shutdown
 FromCore = (
     Ready
     | StartFailed

@@ -23,7 +23,7 @@ from vllm.v1.engine.pending_calls import PendingCalls
 from vllm.v1.engine.questions import Question
 from vllm.v1.engine.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Answer,
     Ask,
     CoreBack,
@@ -39,6 +39,7 @@ from vllm.v1.engine.wire import (
     ToCore,
     WithdrawPrefixes,
 )
+from vllm.v1.messages import EngineCoreRequest
 
 logger = init_logger(__name__)
 
@@ -140,14 +141,17 @@ class DataParallelCores(MailboxHandle):
         """Send a message; those of no method here are not for several cores."""
 
     @_send.register
-    def _send_request(self, message: AddRequest, router: Router) -> None:
-        request = with_hashes(message.request, self._hash_prompt)
-        try:
-            rank = router.route(request)
-        except VllmError as error:
-            self._mailbox.put(RequestRejected(request.request_id, ErrorInfo.from_exception(error)))
-            return
-        self._handles[rank].send(AddRequest(request))
+    def _send_requests(self, message: AddRequests, router: Router) -> None:
+        by_rank: dict[int, list[EngineCoreRequest]] = {}
+        for unhashed in message.requests:
+            request = with_hashes(unhashed, self._hash_prompt)
+            try:
+                by_rank.setdefault(router.route(request), []).append(request)
+            except VllmError as error:
+                refusal = RequestRejected(request.request_id, ErrorInfo.from_exception(error))
+                self._mailbox.put(refusal)
+        for rank, requests in by_rank.items():
+            self._handles[rank].send(AddRequests(requests))
 
     @_send.register
     def _send_aborts(self, message: AbortRequests, router: Router) -> None:

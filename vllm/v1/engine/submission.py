@@ -1,0 +1,30 @@
+"""A request on its way into an engine, before it is checked."""
+
+from dataclasses import dataclass
+
+from vllm.inputs import PromptType
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.output_queue import OutputSink
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One prompt and how to answer it.
+
+    Those that are submitted together reach the engine core together: none of them begins before the
+    others are there, so each finds what it shares with the first.
+
+    Attributes:
+        request_id: The caller's name of it.
+        prompt: A text, token ids, or either with more about it.
+        params: How to answer.
+        sink: Where outputs go; None: ``step()`` returns them.
+        options: What else its client says of it.
+    """
+
+    request_id: str
+    prompt: PromptType
+    params: SamplingParams
+    sink: OutputSink | None = None
+    options: RequestOptions = NO_OPTIONS
