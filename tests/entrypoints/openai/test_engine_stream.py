@@ -31,6 +31,13 @@ async def test_outputs_of_all_jobs(engine: FakeEngine) -> None:
     assert engine.num_left == 0
 
 
+async def test_jobs_are_handed_in_together(engine: FakeEngine) -> None:
+    stream = EngineStream(engine, _jobs(8), ServerState())
+    await stream.start()
+    assert engine.together == [8]
+    await stream.close()
+
+
 async def test_a_refused_job_ends_the_others(engine: FakeEngine) -> None:
     engine.refuse = QueueFullError("full")
     with pytest.raises(QueueFullError):

@@ -21,6 +21,9 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.launch import launch_engine_core
+from vllm.v1.engine.output_queue import OutputQueue
+from vllm.v1.engine.submission import Submission
+from vllm.v1.engine.wire import AddRequests
 
 TOKENIZER = make_tokenizer()
 VOCAB_SIZE = TOKENIZER.vocab_size
@@ -308,6 +311,34 @@ async def test_a_full_queue_refuses(build_in_thread):
     streams.append(await engine.add_request("later", [9], params()))
     for stream in streams:
         await stream.aclose()
+
+
+async def test_together_all_are_taken_or_none(build_in_thread, monkeypatch):
+    engine = build_in_thread()
+    sent: list[list[str]] = []
+    send = engine._core.send
+
+    def watched(message):
+        if isinstance(message, AddRequests):
+            sent.append([request.request_id[:2] for request in message.requests])
+        send(message)
+
+    monkeypatch.setattr(engine._core, "send", watched)
+    params = SamplingParams(max_tokens=1, n=2, temperature=1.0)
+    prompts = [{"prompt_token_ids": [1, 2, i]} for i in (3, 4)]
+    good = [
+        Submission(f"r{i}", prompt, params, OutputQueue(deltas=False))
+        for i, prompt in enumerate(prompts)
+    ]
+    leaves = await engine.submit_all(good)
+    assert sent == [["r0", "r0", "r1", "r1"]]
+    for leave in leaves:
+        leave()
+    bad = Submission("r2", {"prompt_token_ids": []}, params, OutputQueue(deltas=False))
+    with pytest.raises(UserInputError, match="empty"):
+        await engine.submit_all([*good, bad])
+    assert len(sent) == 1
+    assert engine.num_unfinished_requests == 0
 
 
 async def test_a_queue_full_of_tokens_refuses(build_in_thread):

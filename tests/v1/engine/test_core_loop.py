@@ -39,6 +39,39 @@ def finished(sent) -> set[str]:
     return {o.request_id for m in steps for o in m.outputs.outputs if o.finished}
 
 
+def test_requests_of_one_message_begin_together(loop, monkeypatch):
+    """None is there for a step before all are: the others would miss what the first computes."""
+    make = loop.core.make_request
+    num_waiting: list[int] = []
+
+    def watched(given):
+        loop.run_once()  # a step between two of them
+        num_waiting.append(loop.core.scheduler.get_num_unfinished_requests())
+        return make(given)
+
+    monkeypatch.setattr(loop.core, "make_request", watched)
+    names = [f"r{i}" for i in range(8)]
+    loop.submit(AddRequests([request(name, max_tokens=1) for name in names]))
+    assert num_waiting == [0] * 8
+    loop.run_once()
+    assert finished(loop.sent) == set(names)
+
+
+def test_one_that_is_refused_keeps_no_other_back(loop, monkeypatch):
+    make = loop.core.make_request
+
+    def picky(given):
+        if given.request_id == "bad":
+            raise UserInputError("no")
+        return make(given)
+
+    monkeypatch.setattr(loop.core, "make_request", picky)
+    loop.submit(AddRequests([request(name, max_tokens=1) for name in ("a", "bad", "b")]))
+    loop.run_once()
+    assert finished(loop.sent) == {"a", "b"}
+    assert [m.request_id for m in loop.sent if isinstance(m, RequestRejected)] == ["bad"]
+
+
 def test_the_loop_serves_until_it_is_told_to_stop(loop):
     thread = threading.Thread(target=loop.run)
     thread.start()

@@ -46,6 +46,10 @@ class Coordinator(Protocol):
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
         ...
 
+    def announce(self, request: Request) -> None:
+        """Let running prefills leave what a request that waits would hit; there is no room yet."""
+        ...
+
     def make_record(self, request: Request, found: Lookup, num_cached_tokens: int) -> PrefillStats:
         """Say where an admitted request's tokens come from."""
         ...

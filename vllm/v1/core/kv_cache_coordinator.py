@@ -183,6 +183,10 @@ class CheckpointCoordinator(Coordinator):
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
         return self._waiting.should_wait(request, found, self._num_steps)
 
+    def announce(self, request: Request) -> None:
+        """Let running prefills leave what a request that waits would hit; there is no room yet."""
+        self._waiting.announce(request)
+
     # ---- one step of one request -------------------------------------------------------------
 
     def num_blocks_in_full(self, step: StepRequest) -> int:

@@ -153,6 +153,11 @@ class KVCacheManager:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
         return self.coordinator.should_wait(request, found)
 
+    def announce(self, request: Request) -> None:
+        """Let running prefills leave what a request that waits would hit; there is no room yet."""
+        if self.enable_caching and not request.skip_reading_prefix_cache:
+            self.coordinator.announce(request)
+
     def record_admission(self, request: Request, found: Lookup | None, start: int) -> PrefillStats:
         """Say where the tokens of a request come from that was just admitted.
 

@@ -64,6 +64,24 @@ def test_the_donor_leaves_a_checkpoint_inside_the_chunk_it_is_at() -> None:
     manager.check_invariants({"donor": donor.num_tokens})
 
 
+def test_a_follower_without_room_has_its_checkpoint_left_too() -> None:
+    """The donor's chunk takes the whole step: who shares a place in it is not looked up."""
+    donor, follower = prompts(shared=500)
+    manager = scheduled(donor, donor.num_tokens)
+    manager.announce(follower)
+    manager.commit_step()
+    assert manager.look_up(follower).num_tokens == 480
+
+
+@pytest.mark.parametrize(("shared", "num_tokens"), [(500, 100), (20, 800), (0, 800)])
+def test_an_announcement_is_for_places_inside_the_chunk(shared: int, num_tokens: int) -> None:
+    donor, follower = prompts(shared)
+    manager = scheduled(donor, min(num_tokens, donor.num_tokens))
+    before = coordinator_of(manager).requests["donor"].pending.boundaries
+    manager.announce(follower)
+    assert coordinator_of(manager).requests["donor"].pending.boundaries == before
+
+
 def test_without_a_follower_the_donor_leaves_nothing_there() -> None:
     donor, follower = prompts(shared=500)
     manager = scheduled(donor, donor.num_tokens)

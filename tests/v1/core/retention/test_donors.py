@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.v1.core.prefix.unit_caches import h
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.core.retention.donors import Donor, find_donor, max_wait_steps
+from vllm.v1.core.retention.donors import Donor, find_donor, max_wait_steps, num_shared_units
 
 
 def chain(units: str) -> list[BlockHash]:
@@ -56,3 +56,9 @@ def test_who_published_other_than_what_is_cached_gives_nothing() -> None:
 @pytest.mark.parametrize(("gain", "steps"), [(128, 4), (255, 4), (256, 5), (2560, 14)])
 def test_longer_gains_are_waited_for_longer(gain: int, steps: int) -> None:
     assert max_wait_steps(gain) == steps
+
+
+@given(st.text("ab", max_size=9), st.text("ab", max_size=9))
+def test_shared_units_are_those_of_the_longest_common_beginning(one: str, other: str) -> None:
+    most = max(i for i in range(10) if one[:i] == other[:i] and i <= min(len(one), len(other)))
+    assert num_shared_units(chain(one), chain(other)) == most

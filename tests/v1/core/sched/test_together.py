@@ -29,7 +29,7 @@ def find_hits(scheduler: Scheduler, requests: list[Request]) -> list[int]:
     return sorted(hits)
 
 
-@pytest.mark.parametrize("budget", [512, 8192])
+@pytest.mark.parametrize("budget", [2048, 8192])
 def test_seven_of_eight_hit_what_they_share(budget: int) -> None:
     rng = random.Random(budget)
     scheduler = make_v4_scheduler(
@@ -48,6 +48,16 @@ def test_seven_of_eight_hit_what_they_share(budget: int) -> None:
             for i in range(8)
         ]
         assert find_hits(scheduler, requests)[1:] == [length // UNIT * UNIT] * 7, length
+
+
+def test_a_chunk_that_takes_the_whole_step_leaves_what_the_others_share() -> None:
+    """The second chunk of the first prompt, tokens 512 to 1023, holds the place at 864."""
+    scheduler = make_v4_scheduler(8000, max_model_len=8192, max_num_batched_tokens=512)
+    requests = [
+        make_request(f"{i}", [*range(874), -i - 1, *range(length - 875)], 1, block_size=UNIT)
+        for i, length in enumerate((1059, 921, 991, 1057, 1002, 1054, 1029, 1014))
+    ]
+    assert find_hits(scheduler, requests) == [0] + [864] * 7
 
 
 def test_answers_to_one_prompt_hit_all_but_its_end() -> None:

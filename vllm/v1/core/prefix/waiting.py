@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import NoFreeBlocksError
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.request_cache import RequestCache
-from vllm.v1.core.retention.donors import MIN_GAIN_TOKENS, Donor, find_donor, max_wait_steps
+from vllm.v1.core.retention.donors import (
+    MIN_GAIN_TOKENS,
+    Donor,
+    find_donor,
+    max_wait_steps,
+    num_shared_units,
+)
 from vllm.v1.core.values.cache_step import Lookup
 
 if TYPE_CHECKING:
@@ -73,6 +79,23 @@ class DonorWaits:
             return False
         self._ask_donor(running[chosen], num_shared * unit)
         return True
+
+    def announce(self, request: Request) -> None:
+        """Let running prefills leave checkpoints where a request parts from them that waits.
+
+        For a step without room to ask whether it should wait: the place where they part may be in
+        the chunk of this very step, and behind it when there is room again.
+        """
+        unit = self._geometry.unit
+        last = (request.num_tokens - 1) // unit
+        for cache in self._requests.values():
+            chunk = cache.pending
+            if chunk is None or not cache.is_admitted or chunk.end - chunk.start < MIN_GAIN_TOKENS:
+                continue
+            shared = num_shared_units(request.block_hashes, cache.request.block_hashes)
+            position = min(shared, last) * unit
+            if chunk.start < position <= chunk.end:
+                self._ask_donor(cache, position)
 
     def _is_rebuilt(self, request: Request, boundary: int) -> bool:
         """Whether a running request computes the window rows of the same boundary again."""

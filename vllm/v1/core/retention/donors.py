@@ -1,5 +1,6 @@
 """Whether a waiting request gains by waiting for a running prefill of the same prefix."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,12 @@ def find_donor(
         if units > first and units > best_units:
             best, best_units = i, units
     return best, best_units
+
+
+def num_shared_units(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
+    """Return how many leading units two requests share; a chained hash stands for all before it."""
+    most = min(len(one), len(other))
+    return bisect_left(range(most), True, key=lambda unit: one[unit] != other[unit])
 
 
 def max_wait_steps(gain_tokens: int) -> int:

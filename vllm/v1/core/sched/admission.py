@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import NamedTuple
@@ -13,6 +14,9 @@ from vllm.v1.core.sched.step_builder import SchedulerLimits, StepBuilder, choose
 from vllm.v1.core.values.cache_step import Lookup
 from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.request import Request, RequestStatus
+
+# Waiting requests that say what they share in a step without room: a few, as it costs each step.
+_MAX_ANNOUNCED = 16
 
 
 class Outcome(Enum):
@@ -89,6 +93,9 @@ class AdmissionPass:
                 self._skipped.prepend_request(queue.pop_request())
         if self._skipped:
             requests.skipped_waiting.prepend_requests(self._skipped)
+        if self.step.token_budget <= 0:
+            for request in itertools.islice(requests.waiting, _MAX_ANNOUNCED):
+                self.manager.announce(request)
 
     def _try_admit(self, queue: RequestQueue, request: Request) -> Outcome:
         # Preempted while a step was in flight, its token must arrive first.

@@ -269,6 +269,9 @@ class KVCacheCoordinator(Coordinator):
         """Wait for nobody."""
         return False
 
+    def announce(self, request: Request) -> None:
+        """Ask nobody: every full block is left."""
+
     def is_ready(self, request: Request, start: int, main_end: int, alloc_end: int) -> bool:
         """Return False: every step is planned."""
         return False
