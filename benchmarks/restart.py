@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.store.cell_table import CellTable
 from vllm.v1.kv_offload.store.cells import CELL, ObjectKind
 from vllm.v1.kv_offload.store.folder import CacheFolder, Identity, rows_path
 from vllm.v1.kv_offload.store.keeper import StoreKeeper
-from vllm.v1.kv_offload.store.object_store import IndexUnreadError
+from vllm.v1.kv_offload.store.opening import IndexUnreadError
 from vllm.v1.kv_offload.store.records import Extent, ObjectKey, ObjectSpec, Reservation
 
 _OBJECT_BYTES = 128 << 10

@@ -135,7 +135,7 @@ def check_free(session: Session) -> None:
         for store in (tier_of(session).host, tier_of(session).store):
             if store is not None:
                 assert store.find_faults() == []
-                assert store._pins == {}
+                assert store._entries.pins == {}
 
 
 def stop(session: Session, *, is_killed: bool = False) -> None:
@@ -224,7 +224,7 @@ def test_what_a_chat_has_left_behind_goes_first(tmp_path):
         (tokens,) = answer(session, [prompt], 4)
         prompt = prompt + tokens + random_tokens(rng, 130)
     store = store_of(session)
-    cells = store._table.cells
+    cells = store._entries.table.cells
     superseded = [e.position for e in store.list_objects() if cells["superseded"][e.cell]]
     states = [e.position for e in store.list_objects() if e.extent.key.kind == 2]
     assert superseded

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.v1.kv_offload.crash_disk import CrashDisk, PowerCutError
 from vllm.v1.kv_offload.store.cells import ObjectKind
-from vllm.v1.kv_offload.store.object_store import IndexUnreadError, ObjectStore, StoreShape
+from vllm.v1.kv_offload.store.object_store import ObjectStore, StoreShape
+from vllm.v1.kv_offload.store.opening import IndexUnreadError
 from vllm.v1.kv_offload.store.records import ObjectKey, ObjectSpec, Reservation
 from vllm.v1.kv_offload.store.rows_file import CorruptObjectError, RowsFile
 

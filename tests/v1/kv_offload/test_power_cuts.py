@@ -37,10 +37,10 @@ def test_a_flipped_bit_costs_one_object_at_most_and_is_never_read(seed):
 class _ReusesEarly(ObjectStore):
     """Frees the slots of what it gives up before that is on the disk."""
 
-    def _bury(self, index, *why):
-        count = super()._bury(index, *why)
-        self._free.add_all(self._dying[index])
-        self._dying[index] = ()
+    def _evict(self, index):
+        count = super()._evict(index)
+        self._room.give_back(self._entries.dying[index])
+        self._entries.dying[index] = ()
         return count
 
 

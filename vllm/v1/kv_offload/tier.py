@@ -268,8 +268,8 @@ class Tier(ConnectorHooks):
     def take_events(self) -> list[AnyKVCacheEvent]:
         """Drain the KV events of both tiers."""
         for store, medium in ((self.stores.host, MEDIUM_CPU), (self.stores.disk, MEDIUM_STORAGE)):
-            if store is not None and store.has_removed:
-                self.reports.removed(store.take_removed(), medium)
+            if store is not None and (removed := store.take_removed()):
+                self.reports.removed(removed, medium)
         if self.stores.keeper is not None and self.stores.keeper.has_committed:
             self.reports.stored(self.stores.keeper.take_committed(), MEDIUM_STORAGE)
         return self.reports.events.take()

@@ -95,13 +95,13 @@ def test_all_objects_are_kept_or_none() -> None:
     tiers = Tiers(host, disk)
     objects = [o for o in tiers.find([rows_key(PROMPT, e) for e in (GROUP, 2 * GROUP)]) if o]
     assert tiers.pin(objects)
-    assert (len(host._pins), len(disk._pins)) == (1, 1)
+    assert (len(host._entries.pins), len(disk._entries.pins)) == (1, 1)
     tiers.unpin(objects)
-    assert (len(host._pins), len(disk._pins)) == (0, 0)
+    assert (len(host._entries.pins), len(disk._entries.pins)) == (0, 0)
     gone = next(located for located in objects if not located.is_host)
     disk.report_corrupt(gone.found)
     assert not tiers.pin(objects)
-    assert not host._pins
+    assert not host._entries.pins
     assert isinstance(gone, Located)
 
 

@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.store.cells import CELL, CELL_BYTES, PAGE_BYTES, ObjectK
 from vllm.v1.kv_offload.store.file_calls import DiskFiles
 from vllm.v1.kv_offload.store.folder import CacheFolder, Identity, rows_path, shape_store
 from vllm.v1.kv_offload.store.keeper import StoreKeeper
-from vllm.v1.kv_offload.store.object_store import IndexUnreadError
+from vllm.v1.kv_offload.store.opening import IndexUnreadError
 from vllm.v1.kv_offload.store.records import Extent, ObjectKey, ObjectSpec, Reservation
 from vllm.v1.kv_offload.store.rows_file import RowsFile
 
@@ -132,7 +132,9 @@ def test_what_is_looked_up_is_found_before_the_rest_is_read(start):
     assert store.find([key_of(1), key_of(2)])[1] is None
     assert len(store.list_objects()) == NUM_OBJECTS - 1
     assert store.find_faults() == []
-    uses = {entry.position: store._table.cells["last_use"][entry.cell] for entry in found[:4]}
+    uses = {
+        entry.position: store._entries.table.cells["last_use"][entry.cell] for entry in found[:4]
+    }
     assert uses[0] == uses[1] > uses[3]
     assert store.counts.corrupt == 1
 

@@ -80,7 +80,7 @@ def test_superseded_entries_go_first_then_the_longest_unused_then_the_deepest():
     driver.store.pin(objects[:3])
     driver.store.unpin(objects[:3])
     driver.store.pass_by([objects[5].extent.key])
-    table = driver.store._table
+    table = driver.store._entries.table
     order = []
     while (index := table.next_victim(())) is not None:
         order.append(table.describe(index))

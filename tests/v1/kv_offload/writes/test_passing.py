@@ -47,7 +47,7 @@ class _Folder:
 
     def go(self):
         """All objects in the order in which they go."""
-        table = self.store._table
+        table = self.store._entries.table
         while (index := table.next_victim(())) is not None:
             yield table.describe(index)
             table.remove(index)

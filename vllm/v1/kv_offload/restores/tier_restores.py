@@ -24,7 +24,7 @@ from vllm.v1.kv_offload.orders import (
 from vllm.v1.kv_offload.reports import TierCounts
 from vllm.v1.kv_offload.restores.row_loads import RowLoads
 from vllm.v1.kv_offload.settings import OffloadSettings
-from vllm.v1.kv_offload.store.object_store import IndexUnreadError
+from vllm.v1.kv_offload.store.opening import IndexUnreadError
 from vllm.v1.kv_offload.store.records import Extent, ObjectSpec, Reservation
 from vllm.v1.kv_offload.writes.tier_writes import TierWrites
 from vllm.v1.messages import CORRUPT, EVICTED_FROM_DISK, RESTORE_DECLINED

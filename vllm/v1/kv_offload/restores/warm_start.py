@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_offload.layout import ObjectLayout
 from vllm.v1.kv_offload.lookups.ways import Restorable, Tiers, find_restorable
-from vllm.v1.kv_offload.store.object_store import IndexUnreadError
+from vllm.v1.kv_offload.store.opening import IndexUnreadError
 from vllm.v1.kv_offload.tier_view import WarmStart
 from vllm.v1.request import Request
 

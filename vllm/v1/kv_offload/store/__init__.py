@@ -8,7 +8,10 @@ eviction_order  which entries go first
 free_slots      which slots of the rows' file are free
 index_pass      the index taken over from its file, what is looked up first
 rows_file       objects' bytes in slots, sealed by a digest
-object_store    index and slots together: reserve, commit, evict
+entries         what there is, and what follows when an entry comes, is used, or goes
+room            how many slots there are, may be, and are wanted
+opening         lookups while the index is read
+object_store    all of these under one lock: find, reserve, commit, give up
 store_log       what changed between two questions, for runs that are recorded
 host_store      the same in host memory, which no process outlives
 folder          the root folder: who owns it, its hash root, one sub-folder for each identity
