@@ -127,6 +127,28 @@ async def test_echo_with_logprobs(served: Served) -> None:
     assert offsets == [sum(lengths[:i]) for i in range(num_tokens)]
 
 
+MOUNTAIN = "über die Berge 🏔é漢 und so"
+
+
+async def test_echo_of_ids_is_the_text_of_all_tokens(served: Served) -> None:
+    """Wherever the prompt ends, within a character too."""
+    tokenizer = served.context.tokenizer
+    ids = tokenizer.encode(MOUNTAIN)
+    for cut in range(1, len(ids)):
+        served.engine.answer = ids[cut:]
+        body = {"prompt": ids[:cut], "echo": True, "logprobs": 0, "max_tokens": len(ids)}
+        answer = await served.client.post("/v1/completions", json=body)
+        choice = answer.json()["choices"][0]
+        text = choice["text"]
+        assert text == tokenizer.decode(ids), cut
+        tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert tokens[0] == tokenizer.decode(ids[:1])
+        assert offsets[0] == 0
+        for token, offset in zip(tokens, offsets, strict=True):
+            if not token.startswith("bytes:"):
+                assert text[offset:].startswith(token)
+
+
 async def test_stream(served: Served) -> None:
     body = {
         "prompt": "Hello",

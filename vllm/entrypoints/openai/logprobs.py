@@ -11,6 +11,7 @@ from vllm.entrypoints.openai.protocol.responses import (
     PromptLogprobsJson,
 )
 from vllm.outputs import Logprob, PromptLogprobs, SampleLogprobs, TokenLogprobs
+from vllm.tokenizers import Tokenizer
 
 # JSON has no -Infinity.
 _FLOOR = -9999.0
@@ -54,13 +55,31 @@ class CompletionLogprobsBuilder:
     Args:
         num_top: Most likely tokens per position; -1: all.
         as_ids: Whether tokens are spelled by their ids.
+        tokenizer: Spells the tokens that have no probability.
     """
 
-    def __init__(self, num_top: int, as_ids: bool) -> None:
+    def __init__(self, num_top: int, as_ids: bool, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._num_top = num_top
         self._as_ids = as_ids
         self._offset = 0
+        self._hides_first = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add_prompt(
+        self, token_ids: Sequence[int], rows: PromptLogprobs, text: str | None
+    ) -> CompletionLogprobs:
+        """Return the chunk of a prompt that stands in front of its answer.
+
+        Args:
+            token_ids: Its tokens.
+            rows: As many entries; the first has no probability.
+            text: The prompt, if it was given as a text: a token that the checkpoint puts in front
+                of it stands in no text, and is spelled so.
+        """
+        if text is not None and token_ids and token_ids[0] in self._tokenizer.all_special_ids:
+            self._hides_first = not text.startswith(self._tokenizer.decode(token_ids[:1]))
+        return self.add(token_ids, rows)
 
     def add(
         self, token_ids: Sequence[int], rows: SampleLogprobs | PromptLogprobs
@@ -74,8 +93,7 @@ class CompletionLogprobsBuilder:
         body = CompletionLogprobs([], [], [], [])
         for token_id, entries in zip(token_ids, rows, strict=False):
             if entries is None:
-                text = f"token_id:{token_id}" if self._as_ids else ""
-                num_chars = 0
+                text, num_chars = self._spell(token_id)
                 body.token_logprobs.append(None)
                 body.top_logprobs.append(None)
             else:
@@ -88,6 +106,16 @@ class CompletionLogprobsBuilder:
             body.text_offset.append(self._offset)
             self._offset += num_chars
         return body
+
+    def _spell(self, token_id: int) -> tuple[str, int]:
+        """How a text's first token is spelled, and its characters there."""
+        own = b"" if self._hides_first else self._tokenizer.token_bytes(token_id)
+        if own and not self._tokenizer.is_byte_level:
+            # A text shows no space in front of its first word.
+            shown = self._tokenizer.decode([token_id])
+            own = shown.encode() if "\ufffd" not in shown else own
+        entry = Logprob(logprob=0.0, token_bytes=own)
+        return token_text(token_id, entry, self._as_ids), len(self._decoder.decode(own))
 
     def _top(self, token_id: int, entries: TokenLogprobs) -> dict[str, float]:
         """The most likely tokens, and the sampled one in any case."""

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.echoed_text import EchoedText
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
 from vllm.entrypoints.openai.prompts import (
@@ -87,11 +88,12 @@ class _Completion:
             counts_answers=not self.scores_only,
         )
 
-    def prompt_text(self, job_index: int) -> str:
+    def echoed_text(self, job_index: int) -> EchoedText | None:
+        """Return what puts a prompt in front of its answer; None: it stays away."""
+        if not self.body.echo:
+            return None
         prompt = self.prompts[job_index]
-        if prompt.text is not None:
-            return prompt.text
-        return self.context.tokenizer.decode(prompt.token_ids)
+        return EchoedText(self.context.tokenizer, prompt.token_ids, prompt.text)
 
 
 class _Answer:
@@ -104,7 +106,11 @@ class _Answer:
         self._is_first = True
         num_top = request.body.logprobs
         as_ids = bool(request.body.return_tokens_as_token_ids)
-        self._logprobs = None if num_top is None else CompletionLogprobsBuilder(num_top, as_ids)
+        self._logprobs: CompletionLogprobsBuilder | None = None
+        if num_top is not None:
+            tokenizer = request.context.tokenizer
+            self._logprobs = CompletionLogprobsBuilder(num_top, as_ids, tokenizer)
+        self._echoed = request.echoed_text(job_index)
 
     def choice(
         self, output: CompletionOutput, prompt_logprobs: PromptLogprobs | None
@@ -114,7 +120,11 @@ class _Answer:
         if self._request.scores_only:
             # The engine gives a prompt's log probabilities with a first token, which nobody wants.
             output = replace(output, text="", token_ids=[], logprobs=[], finish_reason="length")
-        choice = CompletionChoice(self._index, output.text)
+        text = output.text
+        if self._echoed is not None:
+            is_last = output.finish_reason is not None
+            text = self._echoed.push(output.token_ids, text, is_last=is_last)
+        choice = CompletionChoice(self._index, text)
         choice.finish_reason = output.finish_reason
         choice.stop_reason = output.stop_reason
         if body.return_token_ids:
@@ -138,13 +148,12 @@ class _Answer:
             choice.prompt_token_ids = token_ids
         if body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs_json(prompt_logprobs) or UNSET
-        if not body.echo:
-            return None
-        choice.text = self._request.prompt_text(self._job_index) + choice.text
-        if self._logprobs is None:
+        if not body.echo or self._logprobs is None:
             return None
         rows: PromptLogprobs = prompt_logprobs or []
-        return self._logprobs.add(token_ids, rows)
+        return self._logprobs.add_prompt(
+            token_ids, rows, self._request.prompts[self._job_index].text
+        )
 
 
 def _joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
