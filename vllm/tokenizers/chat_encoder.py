@@ -6,6 +6,7 @@ from typing import Any
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder, resolve_thinking
+from vllm.tokenizers.described_tools import WriteCalls
 from vllm.tokenizers.gemma4_encoding import Gemma4ChatEncoder, is_gemma4
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.mistral_template import find_mistral_template
@@ -26,6 +27,8 @@ _ENCODER_OF_MODEL_TYPE = {"deepseek_v4": DeepseekV4ChatEncoder}
 
 class NoChatEncoder:
     """Stands for a checkpoint without a chat format: completions work, chats are refused."""
+
+    ignores_tools = False
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -49,6 +52,7 @@ def make_chat_encoder(
     *,
     allows_special_tokens: bool = False,
     keeps_billing_line: bool = False,
+    write_calls: WriteCalls | None = None,
 ) -> ChatEncoder:
     """Choose how a checkpoint's chats become prompts.
 
@@ -63,6 +67,8 @@ def make_chat_encoder(
         allows_special_tokens: Whether special tokens spelled in messages become special; else they
             stay text.
         keeps_billing_line: Whether a system text keeps the line of ``billing_line``.
+        write_calls: Tells tools in the system text where a template ignores them; None: nothing
+            does.
 
     Raises:
         ConfigError: The template is absent or broken, or the tokenizer lacks needed tokens.
@@ -85,6 +91,7 @@ def make_chat_encoder(
         literal_text,
         templates.tool_use,
         keeps_billing_line=keeps_billing_line,
+        write_calls=write_calls,
     )
 
 

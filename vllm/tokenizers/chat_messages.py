@@ -96,6 +96,10 @@ def find_part_ends(token_ids: Sequence[int], openers: Container[int]) -> tuple[i
 class ChatEncoder(Protocol):
     """Turns a chat into the prompt its model was trained on."""
 
+    @property
+    def ignores_tools(self) -> bool:
+        """Whether the format never tells the model of a tool."""
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
     ) -> ChatPrompt:

@@ -25,6 +25,7 @@ from vllm.tokenizers.chat_messages import (
 )
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.content_parts import find_part_roles
+from vllm.tokenizers.described_tools import WriteCalls, describe_tools
 from vllm.tokenizers.end_marker import EndMarker
 from vllm.tokenizers.fitted_messages import fit_messages
 from vllm.tokenizers.guarded_messages import guard_messages
@@ -38,6 +39,7 @@ from vllm.tokenizers.template_traits import (
     find_tool_form,
     find_traits,
     needs_text_arguments,
+    shows_tools,
 )
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.tool_calls import RAW_ARGUMENTS, split_object
@@ -68,6 +70,8 @@ class JinjaChatEncoder:
         literal_text: Keeps special tokens in messages text; None: they become special.
         tool_template: The text of that for chats with tools; None: the same.
         keeps_billing_line: Whether prompts keep the line of ``billing_line``.
+        write_calls: Writes calls where the template ignores tools, which then are told in the
+            system text; None: they are not told.
 
     Raises:
         ConfigError: The template does not compile.
@@ -81,6 +85,7 @@ class JinjaChatEncoder:
         tool_template: str | None = None,
         *,
         keeps_billing_line: bool = False,
+        write_calls: WriteCalls | None = None,
     ) -> None:
         tokens = tokenizer.template_tokens
         self._template = CompiledTemplate(template, tokens)
@@ -90,8 +95,14 @@ class JinjaChatEncoder:
         self._tokenizer = tokenizer
         self._literal_text = literal_text
         self._keeps_billing_line = keeps_billing_line
+        self._write_calls = write_calls if self.ignores_tools else None
         # Tokens that begin a message; None: not known yet.
         self._openers: frozenset[int] | None = None
+
+    @property
+    def ignores_tools(self) -> bool:
+        """Whether the template never tells the model of a tool."""
+        return not self._tool_template.traits(with_tools=True).shows_tools
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -100,10 +111,13 @@ class JinjaChatEncoder:
         parsed = parse_messages(messages)
         check_options(options, parsed)
         placed, has_line = leave_out_billing_line(enumerate(parsed), self._keeps_billing_line)
-        template = self._tool_template if options.tools else self._template
-        traits = template.traits(with_tools=bool(options.tools))
+        tools = options.tools
+        if self._write_calls is not None:
+            placed, tools = describe_tools(placed, tools, self._write_calls), ()
+        template = self._tool_template if tools else self._template
+        traits = template.traits(with_tools=bool(tools))
         fitted = fit_messages(placed, traits)
-        guarded = guard_messages(self._literal_text, [p.message for p in fitted], options.tools)
+        guarded = guard_messages(self._literal_text, [p.message for p in fitted], tools)
         text = self._render(template, guarded.messages, guarded.tools, options)
         text, token_ids = guarded.encode(self._tokenizer, text, options)
         return ChatPrompt(
@@ -112,7 +126,7 @@ class JinjaChatEncoder:
             in_reasoning=text.rstrip().endswith(_THOUGHT_OPENINGS),
             has_reasoned=text.rstrip().endswith("</think>"),
             part_ends=self._find_part_ends(token_ids),
-            joined=tuple(p.places for p in fitted if len(p.places) > 1),
+            joined=tuple(p.places for p in fitted if len(set(p.places)) > 1),
             left_out_billing_line=has_line,
         )
 
@@ -252,10 +266,11 @@ class CompiledTemplate:
         known = replace(known, tool_form=form)
         tool = form(PROBE_TOOL)
         without = find_traits(partial(run, known, ()), known)
+        known = replace(known, shows_tools=shows_tools(partial(run, known, [tool])))
         try:
             run(known, [tool], [PROBE_USER])
         except UserInputError:
-            return {False: without, True: without}
+            return {False: without, True: replace(without, shows_tools=known.shows_tools)}
         return {False: without, True: find_traits(partial(run, known, [tool]), known)}
 
 

@@ -68,6 +68,8 @@ class DeepseekV4ChatEncoder:
         ConfigError: The tokenizer lacks one of the format's special tokens.
     """
 
+    ignores_tools = False
+
     def __init__(
         self,
         tokenizer: Tokenizer,

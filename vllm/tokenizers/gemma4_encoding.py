@@ -71,6 +71,8 @@ class Gemma4ChatEncoder:
         keeps_billing_line: Whether prompts keep the line of ``billing_line``.
     """
 
+    ignores_tools = False
+
     def __init__(
         self,
         tokenizer: Tokenizer,

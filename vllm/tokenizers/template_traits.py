@@ -18,7 +18,7 @@ Chat = Sequence[ChatMessage]
 _ID = "call00000"
 _SYSTEM, _SECOND_SYSTEM = ChatMessage("system", "probeone"), ChatMessage("system", "probetwo")
 PROBE_USER, _LATER_USER = ChatMessage("user", "probethree"), ChatMessage("user", "probefour")
-PROBE_TOOL: Mapping[str, Any] = {"name": "f", "description": "d", "parameters": {}}
+PROBE_TOOL: Mapping[str, Any] = {"name": "probetool", "description": "d", "parameters": {}}
 _SAID, _SAID_TOO = ChatMessage("assistant", "probefive"), ChatMessage("assistant", "probesix")
 _CALL = ChatMessage("assistant", "", tool_calls=(MessageCall(_ID, "f", "{}"),))
 _RESULT = ChatMessage("tool", "probeseven", tool_call_id=_ID, name="f")
@@ -49,6 +49,7 @@ class TemplateTraits:
         parts: In which form contents go.
         text_arguments: Arguments of calls must be texts, not objects.
         tool_form: How much of what is optional in a tool must be there.
+        shows_tools: Whether tools stand in the prompt at all.
     """
 
     system: bool = False
@@ -60,6 +61,7 @@ class TemplateTraits:
     parts: PartRoles = field(default_factory=PartRoles)
     text_arguments: bool = False
     tool_form: ToolForm = TOOL_FORMS[0]
+    shows_tools: bool = True
 
 
 def find_traits(render: Callable[[Chat], str], known: TemplateTraits) -> TemplateTraits:
@@ -88,6 +90,21 @@ def find_traits(render: Callable[[Chat], str], known: TemplateTraits) -> Templat
         user_behind_result=takes((PROBE_USER, _CALL, _RESULT, _LATER_USER))
         or not takes((PROBE_USER, _CALL, _RESULT)),
     )
+
+
+def shows_tools(render: Callable[[Chat], str]) -> bool:
+    """Whether a template tells the model of the probe's tool, wherever it does.
+
+    Args:
+        render: Renders a chat with that tool; raises UserInputError where the template fails.
+    """
+    for chat in ((PROBE_USER,), (_SYSTEM, PROBE_USER)):
+        try:
+            if PROBE_TOOL["name"] in render(chat):
+                return True
+        except UserInputError:
+            continue
+    return False
 
 
 def needs_text_arguments(render_call: Callable[[bool, Chat], str]) -> bool:

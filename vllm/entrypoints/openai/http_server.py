@@ -33,9 +33,10 @@ from vllm.entrypoints.openai.web_server import (
     make_uvicorn_config,
     start_tls_refresh,
 )
-from vllm.exceptions import ShuttingDownError
+from vllm.exceptions import ConfigError, ShuttingDownError
 from vllm.logger import init_logger
-from vllm.parser.registry import choose_parsers
+from vllm.parser.registry import NONE, choose_parsers
+from vllm.parser.written_calls import CALL_WRITERS
 from vllm.tokenizers import Tokenizer, make_chat_encoder
 from vllm.tokenizers.chat_encoder import NoChatEncoder, find_templates
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -265,13 +266,6 @@ def start_context(
     tokenizer = Tokenizer.from_folder(model.tokenizer or model.path or model.model)
     # Looks at the whole vocabulary once: now, and not when the first long text comes.
     tokenizer.min_tokens("")
-    encoder = make_chat_encoder(
-        model.hf_config,
-        tokenizer,
-        args.chat_template,
-        allows_special_tokens=args.allow_special_tokens_in_content,
-        keeps_billing_line=args.keep_billing_line,
-    )
     templates = find_templates(model.hf_config, tokenizer, args.chat_template)
     parsers = choose_parsers(
         model.hf_config.get("model_type", ""),
@@ -279,6 +273,16 @@ def start_context(
         args.tool_call_parser,
         args.reasoning_parser,
     )
+    encoder = make_chat_encoder(
+        model.hf_config,
+        tokenizer,
+        args.chat_template,
+        allows_special_tokens=args.allow_special_tokens_in_content,
+        keeps_billing_line=args.keep_billing_line,
+        write_calls=CALL_WRITERS.get(parsers.tools),
+    )
+    if encoder.ignores_tools and args.tool_call_parser not in (None, "", NONE):
+        _check_described_tools(parsers.tools)
 
     def finish(engine: AsyncLLM) -> ServingContext:
         max_model_len = engine.kv_cache_info.max_model_len
@@ -295,6 +299,27 @@ def start_context(
         )
 
     return finish
+
+
+def _check_described_tools(parser: str) -> None:
+    """Tell what becomes of tools that the chat template ignores.
+
+    Raises:
+        ConfigError: Nothing could tell the model of them.
+    """
+    if parser not in CALL_WRITERS:
+        raise ConfigError(
+            f"--tool-call-parser {parser}: the chat template never tells the model of its tools, "
+            f"and the marks of {parser} are tokens of models whose templates do. Give such a "
+            f"template with --chat-template, or one of {', '.join(CALL_WRITERS)}, or leave the "
+            "flag out."
+        )
+    logger.warning(
+        "The chat template ignores tools: they are described in the system text, in words of this "
+        "server, and calls as --tool-call-parser %s reads them. A template that was trained with "
+        "tools does better (--chat-template).",
+        parser,
+    )
 
 
 def make_stat_sinks(

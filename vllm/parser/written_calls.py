@@ -1,0 +1,96 @@
+"""How families write calls, for prompts whose chat template does not: one writer a parser.
+
+What a writer writes its parser reads back. Families whose marks are tokens of their vocabulary
+have none here: a template that lacks them belongs to another model.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.tokenizers.deepseek_v4_tools import calls_block
+from vllm.tokenizers.described_tools import WriteCalls
+from vllm.tokenizers.tool_calls import MessageCall
+
+
+def _hermes(calls: Sequence[MessageCall]) -> str:
+    return "\n".join(
+        f'<tool_call>\n{{"name": {_json(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
+        for call in calls
+    )
+
+
+def _llama(calls: Sequence[MessageCall]) -> str:
+    return "; ".join(
+        f'{{"name": {_json(call.name)}, "parameters": {call.arguments}}}' for call in calls
+    )
+
+
+def _pythonic(calls: Sequence[MessageCall]) -> str:
+    written = []
+    for call in calls:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in _fields(call).items())
+        written.append(f"{call.name}({arguments})")
+    return f"[{', '.join(written)}]"
+
+
+def _qwen3_coder(calls: Sequence[MessageCall]) -> str:
+    return "\n".join(
+        "\n".join(
+            [
+                "<tool_call>",
+                f"<function={call.name}>",
+                *(
+                    f"<parameter={name}>\n{_bare(value)}\n</parameter>"
+                    for name, value in _fields(call).items()
+                ),
+                "</function>",
+                "</tool_call>",
+            ]
+        )
+        for call in calls
+    )
+
+
+def _glm(calls: Sequence[MessageCall]) -> str:
+    return "\n".join(
+        f"<tool_call>{call.name}\n"
+        + "".join(
+            f"<arg_key>{name}</arg_key>\n<arg_value>{_bare(value)}</arg_value>\n"
+            for name, value in _fields(call).items()
+        )
+        + "</tool_call>"
+        for call in calls
+    )
+
+
+def _deepseek(calls: Sequence[MessageCall]) -> str:
+    return calls_block(calls).strip()
+
+
+def _fields(call: MessageCall) -> dict[str, Any]:
+    """A call's arguments; of what a limit cut off none."""
+    try:
+        value = json.loads(call.arguments or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _bare(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+CALL_WRITERS: Mapping[str, WriteCalls] = {
+    "deepseek_v4": _deepseek,
+    "glm": _glm,
+    "hermes": _hermes,
+    "llama3_json": _llama,
+    "pythonic": _pythonic,
+    "qwen3": _hermes,
+    "qwen3_coder": _qwen3_coder,
+}
