@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from vllm.config import VllmConfig
 from vllm.config.observability import ObservabilityConfig
+from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.http_server import cache_labels
 from vllm.v1.engine.wire import KVCacheInfo
@@ -22,6 +23,7 @@ def test_every_metric_is_described_and_no_other() -> None:
     default, _ = make_sinks(registry, "m", 1000, everything, has_tiers=True, tenants=("default",))
     default.set_cache_config(cache_labels(VllmConfig(), INFO))
     HttpMetrics(registry)
+    ClientMetrics(registry)
     rows = dict(re.findall(r"^\| `([a-z_:0-9]+)` \| (\w+)", DOC, flags=re.MULTILINE))
     assert rows == {metric.name: metric.type for metric in registry.collect()}
 

@@ -90,11 +90,13 @@ class ReasoningSpan(msgspec.Struct, omit_defaults=True):
             that it allows; they end with ``end_token_ids``. None: just these.
         start_token_ids: Tokens that the answer may begin with and that are not counted
             (``<think>``, where the model writes it).
+        call_token_ids: Rows of tokens by which a call ends the reasoning, too.
     """
 
     end_token_ids: list[int]
     forced_token_ids: list[int] | None = None
     start_token_ids: list[int] = []
+    call_token_ids: list[list[int]] = []
 
     @property
     def forced(self) -> list[int]:

@@ -138,6 +138,16 @@ class ModelConfig:
         return int(self.hf_config.get("max_position_embeddings", _UNKNOWN_CONTEXT_LEN))
 
     @property
+    def end_token_ids(self) -> list[int]:
+        """Tokens that end an answer, for whoever stops there and for whoever forces one.
+
+        generation_config.json names them, or else config.json; the tokenizer's own is another.
+        """
+        eos = self.generation_config.get("eos_token_id")
+        eos = self.hf_config.get("eos_token_id") if eos is None else eos
+        return [] if eos is None else eos if isinstance(eos, list) else [eos]
+
+    @property
     def architectures(self) -> list[str]:
         """The checkpoint's architecture names."""
         return list(self.hf_config.get("architectures") or ())

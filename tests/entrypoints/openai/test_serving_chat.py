@@ -379,3 +379,20 @@ async def test_a_prefix_that_cannot_be_continued(served: Served) -> None:
     error = (await served.client.post(CHAT, json=body)).json()["error"]
     assert error["param"] == f"messages[{len(USER)}].prefix"
     assert error["message"].startswith(f"{error['param']} needs a last message of role 'assistant'")
+
+
+async def test_a_malformed_call_is_told_counted_and_logged(
+    roomy: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    block = "\n\n<｜DSML｜tool_calls>\n"
+    for said, reason in ((f"{block}look there", "no call"), (f"{block}<｜DSML｜invoke", None)):
+        say(roomy, said)
+        with caplog.at_level("WARNING"):
+            choice = await ask(roomy, tools=tools, chat_template_kwargs=CHAT_ONLY)
+        assert choice["finish_reason"] == "stop"
+        assert (choice["message"]["content"] or "") == (said if reason else "")
+        assert (reason in caplog.text) if reason else ("cannot be read" not in caplog.text)
+        caplog.clear()
+    metrics = (await roomy.client.get("/metrics")).text
+    assert 'vllm:malformed_tool_calls_total{parser="deepseek_v4"} 1.0' in metrics

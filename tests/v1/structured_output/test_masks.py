@@ -134,6 +134,18 @@ def test_an_answer_that_must_come_does_not_end_in_its_reasoning(reader: Reader) 
     assert [forbidden(masks, "q", i) for i in range(3)] == [[EOS]] * 3
 
 
+def test_an_answer_does_not_call_in_the_reasoning_that_its_grammar_waits_behind(
+    reader: Reader,
+) -> None:
+    made = Fixture(reader)
+    # One token calls; two in a row do so only together.
+    made.add("q", ReasoningSpan([END], call_token_ids=[[C], [A, B]]))
+    masks = made.masks(q=[7, END, A])
+    assert [C in forbidden(masks, "q", i) for i in range(2)] == [True, True]
+    assert [A in forbidden(masks, "q", i) for i in range(2)] == [False, False]
+    assert [allowed(masks, "q", i) for i in range(2, 4)] == [[A], [B]]
+
+
 def test_an_answer_that_may_be_empty_may_end_in_its_reasoning(reader: Reader) -> None:
     made = Fixture(reader)
     made.compiled = reader.backend.compile(StructuredOutputsParams(grammar=f"start: <[{A}]>?"))

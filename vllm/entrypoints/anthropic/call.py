@@ -27,6 +27,8 @@ FIELD_NAMES = {
     "thinking_token_budget": "thinking.budget_tokens",
 }
 _MIN_BUDGET = 1024
+# What Anthropic's API takes for the id of a call.
+_CALL_ID_FORM = "[a-zA-Z0-9_-]+"
 _DISPLAYS = (None, "summarized", "omitted")
 
 
@@ -141,6 +143,8 @@ def make_answer_request(
         tool_choice=parse_tool_choice(choice, specs),
         parallel_tool_calls=is_parallel is not False,
         breakpoints=chat.breakpoints,
+        has_form=response_format is not None,
+        call_id_form=_CALL_ID_FORM,
     )
     stop = body.stop_sequences if isinstance(body, MessagesRequest) else None
     sampling = sampling_of(

@@ -3,9 +3,12 @@
 from prometheus_client import CollectorRegistry, Counter
 
 from vllm.logger import init_logger
+from vllm.parser.interface import MalformedCall
 from vllm.tokenizers import ChatPrompt
 
 logger = init_logger(__name__)
+
+_MAX_SHOWN_CHARS = 80
 
 
 class ClientMetrics:
@@ -31,6 +34,12 @@ class ClientMetrics:
             "Requests whose work was dropped because their client left.",
             registry=registry,
         )
+        self._malformed = Counter(
+            "vllm:malformed_tool_calls",
+            "Calls in answers that could not be read and are told as text.",
+            ["parser"],
+            registry=registry,
+        )
         self._said: set[str] = set()
 
     def note_prompt(self, prompt: ChatPrompt) -> None:
@@ -48,6 +57,17 @@ class ClientMetrics:
                 "request, and the prefix cache would find nothing behind it. "
                 "--keep-billing-line keeps it."
             )
+
+    def note_malformed_call(self, parser: str, call: MalformedCall) -> None:
+        """Count a call that could not be read, and say why."""
+        self._malformed.labels(parser).inc()
+        logger.warning(
+            "A tool call cannot be read by the parser %s and is told as text: %s. It begins %r; "
+            "vllm parse shows how an answer is read.",
+            parser,
+            call.reason,
+            call.text[:_MAX_SHOWN_CHARS],
+        )
 
     def note_dropped(self) -> None:
         """Count a request whose client left."""

@@ -47,6 +47,7 @@ from vllm.entrypoints.openai.sampling import (
     resolve_max_tokens,
 )
 from vllm.entrypoints.openai.sse import encode_event, with_errors_as_events
+from vllm.entrypoints.openai.structured_fields import find_structured_field
 from vllm.entrypoints.openai.usage import UsageCounter
 from vllm.exceptions import UserInputError
 from vllm.outputs import SampleLogprobs
@@ -164,7 +165,8 @@ async def _check(
     )
     choice, tools = narrow_tools(body.tool_choice, parse_tools(body.tools))
     parallel = body.parallel_tool_calls is not False
-    task = ChatTask(body.messages, options, tools, choice, parallel)
+    has_form = find_structured_field(body) is not None
+    task = ChatTask(body.messages, options, tools, choice, parallel, has_form=has_form)
     with fields_named(names):
         prepared = await prepare_chat(task, context, unread_limit(body, served_model))
     max_tokens = body.max_completion_tokens or body.max_tokens

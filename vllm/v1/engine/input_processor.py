@@ -40,9 +40,8 @@ class InputProcessor:
         self._num_cores = vllm_config.parallel_config.data_parallel_size
         self._is_priority = vllm_config.scheduler_config.policy == "priority"
         self._tokenizer = tokenizer
-        # Without a generation_config.json, config.json says where answers end.
-        ends = {"eos_token_id": self._model_config.hf_config.get("eos_token_id")}
-        self._generation_config = {**ends, **self._model_config.generation_config}
+        ends = {"eos_token_id": self._model_config.end_token_ids}
+        self._generation_config = {**self._model_config.generation_config, **ends}
         known = tokenizer.vocab_size if tokenizer is not None else 0
         self._vocab_size = int(self._model_config.hf_config.get("vocab_size", known))
         self._placeholders = frozenset(self._model_config.placeholder_ids)
@@ -51,9 +50,7 @@ class InputProcessor:
     def _find_eos_token_id(self) -> int | None:
         if self._tokenizer is not None and self._tokenizer.eos_token_id is not None:
             return self._tokenizer.eos_token_id
-        eos = self._model_config.hf_config.get("eos_token_id")
-        first = eos[0] if isinstance(eos, list) and eos else eos
-        return first if isinstance(first, int) else None
+        return next(iter(self._model_config.end_token_ids), None)
 
     @property
     def max_model_len(self) -> int:

@@ -222,8 +222,8 @@ class _ThinkingBudget:
             self._num_behind += 1
             return
         self._tokens.append(token_id)
-        ends = self._span.end_token_ids
-        self._has_ended = self._tokens[-len(ends) :] == ends
+        ends = (self._span.end_token_ids, *self._span.call_token_ids)
+        self._has_ended = any(self._tokens[-len(end) :] == end for end in ends)
 
     def pop(self) -> None:
         """Take the last push back."""

@@ -128,11 +128,7 @@ class StructuredOutputManager:
     @cached_property
     def _end_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
-        model = self.vllm_config.model_config
-        ids: set[int] = set()
-        for config in (model.hf_config, model.generation_config):
-            eos = config.get("eos_token_id")
-            ids.update(eos if isinstance(eos, list) else [eos] if eos is not None else [])
+        ids = set(self.vllm_config.model_config.end_token_ids)
         if self._tokenizer.eos_token_id is not None:
             ids.add(self._tokenizer.eos_token_id)
         return frozenset(ids)
@@ -209,17 +205,20 @@ class StructuredOutputManager:
             grammar = structured.grammar
             # An answer that ends while it reasons is none, and its grammar asks for one.
             must_answer = num_free != 0 and not grammar.may_end
-            if not grammar.is_open or (num_free is None and opening_id is None and not must_answer):
+            # Nor is one that calls while it reasons: its grammar waits for the reasoning's end.
+            banned = grammar.end_ids if must_answer else frozenset[int]()
+            banned |= _find_call_ids(structured) if num_free != 0 else frozenset()
+            if not grammar.is_open or (num_free is None and opening_id is None and not banned):
                 continue
             first_rows[request_id] = num_rows
             if opening_id is not None:
                 # It may begin to reason, or with what the grammar allows first.
                 openings.append((MaskWork(grammar, num_rows), opening_id))
-            if must_answer:
+            if banned:
                 num_reasoning = len(drafts) + 1 if num_free is None else num_free
                 first_row = num_rows + (opening_id is not None)
                 rows = range(first_row, num_rows + num_reasoning)
-                reasoning.append((rows, grammar.end_ids))
+                reasoning.append((rows, banned))
             if num_free is not None:
                 behind = drafts[num_free:] if drafts else _NO_DRAFTS
                 work.append(MaskWork(grammar, num_rows + num_free, behind))
@@ -227,8 +226,8 @@ class StructuredOutputManager:
         if not num_rows:
             return None
         bits = np.full((num_rows, -(-self._vocab_size // BITS)), -1, dtype=np.int32)
-        for rows, end_ids in reasoning:
-            forbid_tokens(bits, rows, end_ids)
+        for rows, banned in reasoning:
+            forbid_tokens(bits, rows, banned)
         if num_rows < _MIN_BESIDE:
             self._fill(bits, work, openings)
             return GrammarMasks(first_rows, bits)
@@ -265,6 +264,11 @@ def _find_opening(structured: StructuredOutputRequest) -> int | None:
     if structured.reasoning_ended is not False or structured.reasoning is None:
         return None
     return structured.reasoning.opening_id
+
+
+def _find_call_ids(structured: StructuredOutputRequest) -> frozenset[int]:
+    """Tokens by which an answer that reasons would call."""
+    return frozenset() if structured.reasoning is None else structured.reasoning.call_ids
 
 
 def _make_deadline_error() -> UserInputError:

@@ -24,6 +24,11 @@ class ReasoningTracker:
         """The token by which an answer without any yet would begin to reason."""
         return None if self._has_begun else self._span.start_token_ids[0]
 
+    @property
+    def call_ids(self) -> frozenset[int]:
+        """Tokens that each open a call, and so must not stand in the reasoning."""
+        return frozenset(row[0] for row in self._span.call_token_ids if len(row) == 1)
+
     def find_end(self, token_ids: Sequence[int]) -> int | None:
         """Return how many of the next tokens belong to the reasoning, its end included.
 

@@ -1,6 +1,7 @@
 """A chat as every API asks for it, ready for the engine."""
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +14,12 @@ from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.structured_fields import asks_for_tag, find_structured_field
 from vllm.entrypoints.openai.text_workers import count_chars
 from vllm.exceptions import UserInputError
+from vllm.parser.call_ids import with_own_ids
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.grammar_formats import ANSWER_PART, TOOLS_PART, Format, any_of, json_of, text
-from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse
+from vllm.parser.interface import ParseOptions, ResponseParser, ToolUse, accepts_any_id
 from vllm.parser.registry import NONE, TOOL_PARSERS
+from vllm.parser.thought_ends import call_marks, spell_marks
 from vllm.sampling_params import ReasoningSpan, SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
@@ -37,6 +40,8 @@ class ChatTask:
         tool_choice: Checked; see ``parse_tool_choice``.
         parallel_tool_calls: Whether an answer may hold several calls.
         breakpoints: Places that the client marked as worth keeping.
+        has_form: Whether the request says what form the answer has.
+        call_id_form: Pattern of the ids of calls that the API takes; empty: it takes any.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -45,6 +50,8 @@ class ChatTask:
     tool_choice: ToolChoice = NO_TOOLS
     parallel_tool_calls: bool = True
     breakpoints: Sequence[Breakpoint] = ()
+    has_form: bool = False
+    call_id_form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,7 @@ async def prepare_chat(
     tools = task.tools if may_call else ()
     options = replace(task.options, tools=tools, max_prompt_tokens=max_tokens)
     check_unread(context.tokenizer, task.messages, max_tokens)
-    task = replace(task, options=options)
+    task = replace(task, options=options, messages=with_own_ids(parsers.tools, task.messages))
     num_chars = count_chars([task.messages, [tool.function for tool in options.tools]])
     prompt, marked = await context.workers.run(
         num_chars * (1 + len(task.breakpoints)), partial(_encode, task, context.chat_encoder)
@@ -126,6 +133,9 @@ async def prepare_chat(
         tools=task.tools,
         tool_use=_tool_use(task),
         one_call=not task.parallel_tool_calls,
+        accepts_id=partial(_accepts_id, task.call_id_form),
+        on_malformed=partial(context.client_metrics.note_malformed_call, parsers.tools),
+        may_call_in_thought=not (task.has_form or task.tool_choice.is_forced),
     )
     return PreparedChat(
         prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends).with_breakpoints(
@@ -147,6 +157,10 @@ def _encode(
     return prompt, find_breakpoints(encoder, task.messages, task.options, prompt, places)
 
 
+def _accepts_id(form: str, call_id: str) -> bool:
+    return accepts_any_id(call_id) and (not form or re.fullmatch(form, call_id) is not None)
+
+
 def _tool_use(task: ChatTask) -> ToolUse:
     if not task.tools:
         return ToolUse.OFF
@@ -164,6 +178,11 @@ def _adapt_params(
         token_id = context.tokenizer.token_to_id(tags.end)
         ids = [token_id] if token_id is not None else context.tokenizer.encode(tags.end, False)
         params.reasoning = ReasoningSpan(end_token_ids=ids)
+        is_followed = params.thinking_token_budget is not None or params.structured_outputs
+        if is_followed or task.tool_choice.is_forced:
+            names = [tool.name for tool in task.options.tools]
+            marks = call_marks(context.parsers.tools, names) if names else []
+            params.reasoning.call_token_ids = spell_marks(context.tokenizer, marks)
     params.structured_outputs = _answer_grammar(context, task, prompt, params.structured_outputs)
     return params
 

@@ -32,6 +32,7 @@ from vllm.entrypoints.openai.responses.options import (
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.store import Item, ResponseStore
 from vllm.entrypoints.openai.sampling import check_logprobs
+from vllm.entrypoints.openai.structured_fields import find_structured_field
 from vllm.exceptions import UserInputError
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
@@ -151,6 +152,7 @@ def make_answer_request(
             **(body.chat_template_kwargs or {}),
         },
     )
+    sampling = sampling_of(body, response_format=chat_response_format(body.text))
     task = ChatTask(
         messages=messages,
         options=options,
@@ -158,8 +160,8 @@ def make_answer_request(
         tool_choice=parse_tool_choice(choice, specs),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         breakpoints=breakpoints,
+        has_form=find_structured_field(sampling) is not None,
     )
-    sampling = sampling_of(body, response_format=chat_response_format(body.text))
     return AnswerRequest(task, sampling, FIELD_NAMES)
 
 
