@@ -146,10 +146,10 @@ def test_a_request_that_ends_while_its_rows_come_leaves_nothing(case, root, monk
     monkeypatch.setattr(RowsFile, "read", wait)
     request_id = session.add(case.prompt, 4)
     session.step()
-    assert tier_of(session).restores._row_loads.is_waited_for(request_id)
+    assert tier_of(session).is_own(f"rows of {request_id}")
     session.core.abort_requests([request_id])
     has_ended.set()
-    while session.core.has_work() or tier_of(session).restores._row_loads.is_waited_for(request_id):
+    while session.core.has_work() or tier_of(session).is_own(f"rows of {request_id}"):
         session.step()
     check_free(session)
     found = ask(session, case.prompt)

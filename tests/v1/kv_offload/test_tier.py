@@ -18,7 +18,7 @@ from tests.v1.kv_offload.tier_rig import (
     rows_key,
 )
 from vllm.distributed.kv_transfer.used_prefixes import load_prefixes
-from vllm.v1.core.pool.exports import PlacedCheckpoint
+from vllm.v1.core.pool.exports import PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.kv_offload.lookups.rates import Rates
 from vllm.v1.kv_offload.orders import Moved, OffloadReport
@@ -226,22 +226,26 @@ def test_restores_are_few_at_a_time() -> None:
     assert rig.restore(requests[4]) == GROUP
 
 
+_BLOCKS = PrefixBlocks(4 * GROUP, 0, (0,), ((1,),), None)
+
+
 def test_rows_without_a_state_are_loaded_for_nobody_and_not_for_ever() -> None:
     rig = TierRig(make_store(), layout=WITH_STATES)
     rig.coordinator.rebuild_tokens = UNIT
     rig.keep(make_request("0", PROMPT))
-    loads = Mock(is_waited_for=Mock(return_value=False), begin=Mock(return_value=True))
-    rig.tier.restores._row_loads = loads
+    loads = Mock(is_loading=Mock(return_value=False), begin=Mock(return_value=_BLOCKS))
+    rig.tier.restores._own_loads = loads
     request = make_request("1", PROMPT)
     for _ in range(2):
         # It is looked up anew when they are there.
         assert rig.tier.find_tokens(request, 0) is None
-    assert [call.args[1].position for call in loads.begin.mock_calls] == [4 * GROUP] * 2
+        rig.tier.restores.settle("rows of 1", has_failed=True)
+    assert [call.args[2] for call in loads.begin.mock_calls] == [4 * GROUP] * 2
     assert rig.tier.find_tokens(request, 0) == 0
     other = make_request("2", PROMPT)
-    loads.begin.return_value = False
+    loads.begin.return_value = None
     assert rig.tier.find_tokens(other, 0) == 0
-    loads.is_waited_for.return_value = True
+    loads.is_loading.return_value = True
     assert rig.tier.find_tokens(other, 0) is None
     assert len(loads.begin.mock_calls) == 3
 

@@ -169,6 +169,7 @@ class TierRig:
             coordinator=self.coordinator,
             block_pool=self.pool,
             find_import=self._find_import,
+            look_up=lambda _request: SimpleNamespace(num_tokens=0, blocks=()),
             held_prefixes=lambda: (),
         )
         made: Any = SimpleNamespace(**{**defaults, **settings})

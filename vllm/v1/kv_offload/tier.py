@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.hooks import (
     ConnectorHooks,
     KeptPrefixes,
 )
+from vllm.distributed.kv_transfer.own_loads import OwnLoads
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.layout import ObjectLayout
 from vllm.v1.kv_offload.lookups.step_times import StepTimes
@@ -90,10 +91,12 @@ class Tier(ConnectorHooks):
         self.tracker = Tracker(manager.coordinator, layout, needs_next_token=drafts)
         # What was computed by tokens nobody knows would be told with wrong ones.
         publishes = events is not None and events.publisher not in (None, "null")
-        self.warming = Warming(manager, layout, 0 if publishes or keeper is None else settings.warm)
+        self._own_loads = OwnLoads(manager)
+        most = 0 if publishes or keeper is None else settings.warm
+        self.warming = Warming(manager, layout, self._own_loads, most)
         self.writes = TierWrites(self.stores, settings, manager, self.tracker, self.reports)
         self.restores = TierRestores(
-            self.stores, settings, manager, self.writes, self.reports.counts
+            self.stores, settings, manager, self.writes, self.reports.counts, self._own_loads
         )
         self._step_times = StepTimes()
         # Whether what the folder remembers was taken over.
@@ -134,7 +137,7 @@ class Tier(ConnectorHooks):
 
     def is_own(self, request_id: str) -> bool:
         """Whether a load is of no request's: its end is nobody else's business."""
-        return self.warming.is_loading(request_id) or self.restores.is_loading_rows(request_id)
+        return self._own_loads.is_loading(request_id)
 
     def has_pending_work(self) -> bool:
         """Whether a step has something to do, or to hear, although no request runs."""
@@ -199,8 +202,10 @@ class Tier(ConnectorHooks):
 
     def settle(self, request_id: str, *, has_failed: bool) -> None:
         """Take note that no worker writes a request's rows any more."""
-        if self.restores.settle(request_id, has_failed=has_failed):
-            self.warming.settle(request_id, has_failed=has_failed)
+        self.restores.settle(request_id, has_failed=has_failed)
+        num_tokens = self._own_loads.settle(request_id, has_failed=has_failed)
+        if num_tokens is not None:
+            self.warming.note_loaded(request_id, num_tokens)
 
     def end(self, request: Request) -> None:
         """Take note of a request's end, perhaps before its restore's."""

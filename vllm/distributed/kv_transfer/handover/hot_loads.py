@@ -15,12 +15,10 @@ from uuid import uuid4
 
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, LoadOrder
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
-from vllm.distributed.kv_transfer.own_loads import allocate_load
+from vllm.distributed.kv_transfer.own_loads import OwnLoads, stand_in
 from vllm.logger import init_logger
-from vllm.sampling_params import SamplingParams
 from vllm.v1.messages import HotPrefix
 from vllm.v1.metrics.stats import PullStats
-from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -33,20 +31,10 @@ _PAUSE = 1.0
 
 @dataclass(slots=True)
 class _Loading:
-    request: Request
+    name: str
     prefix: HotPrefix
     num_blocks: int
     began: float
-
-
-def request_for(prefix: Sequence[bytes], unit: int) -> Request:
-    """Return a request whose prompt is a prefix and one token more; no token of it is ever read."""
-    return Request(
-        f"hot-{uuid4().hex}",
-        [0] * (len(prefix) * unit + 1),
-        SamplingParams(max_tokens=1),
-        block_hashes=list(prefix),  # type: ignore[arg-type]
-    )
 
 
 class HotLoads:
@@ -69,6 +57,7 @@ class HotLoads:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
+        self._loads = OwnLoads(manager)
         self._unit = unit
         self._block_bytes = block_bytes
         self._clock = clock
@@ -90,7 +79,7 @@ class HotLoads:
 
     def is_loading(self, request_id: str) -> bool:
         """Whether a load is one of these."""
-        return self._loading is not None and self._loading.request.request_id == request_id
+        return self._loading is not None and self._loading.name == request_id
 
     def add(
         self,
@@ -134,14 +123,15 @@ class HotLoads:
 
     def _begin(self, prefix: HotPrefix, orders: HandoverOrders, now: float) -> None:
         manager, pool = self._manager, self._manager.block_pool
-        request = request_for(prefix.hashes, self._unit)
+        name = f"hot-{uuid4().hex}"
+        request = stand_in(name, prefix.hashes, self._unit)
         local = manager.look_up(request)
         # Nothing that is cached goes for it, and nobody who runs is held up.
         room = pool.num_scratch_blocks + pool.num_spare_blocks - pool.num_kept
         blocks = None
         if local.num_tokens < prefix.num_tokens and prefix.num_blocks < room:
             tokens, following = prefix.num_tokens, prefix.next_token
-            blocks = allocate_load(manager, request, local, tokens, following)
+            blocks = self._loads.begin(request, local, tokens, following)
         if blocks is None:
             orders.returned.append(_remote(prefix))
             return
@@ -149,8 +139,8 @@ class HotLoads:
         ids = {block_id for table in blocks.block_ids for block_id in table}
         num_blocks = len(ids - here - {0})
         self._bytes_left -= num_blocks * self._block_bytes
-        self._loading = _Loading(request, prefix, num_blocks, now)
-        orders.loads.append(LoadOrder(request.request_id, _remote(prefix), blocks))
+        self._loading = _Loading(name, prefix, num_blocks, now)
+        orders.loads.append(LoadOrder(name, _remote(prefix), blocks))
 
     def settle(self, request_id: str, orders: HandoverOrders, *, has_failed: bool) -> bool:
         """Take note that a load ended; False: it is not one of these."""
@@ -158,16 +148,14 @@ class HotLoads:
             return False
         loading, self._loading = self._loading, None
         assert loading is not None
-        request, prefix, pulled = loading.request, loading.prefix, self._pulled
+        prefix, pulled = loading.prefix, self._pulled
+        self._loads.settle(request_id, has_failed=has_failed)
         if has_failed:
             pulled.num_failed += 1
         else:
-            request.resume_at(prefix.num_tokens)
-            self._manager.cache_blocks(request, prefix.num_tokens)
             pulled.num_prefixes += 1
             pulled.num_tokens += prefix.num_tokens
             pulled.num_bytes += loading.num_blocks * self._block_bytes
-        self._manager.free(request)
         orders.returned.append(_remote(prefix))
         now = self._clock()
         self._next_at = now + _PAUSE * (now - loading.began)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from vllm.distributed.kv_transfer.handover.connector import TcpConnector
-from vllm.distributed.kv_transfer.handover.hot_loads import HotLoads, request_for
+from vllm.distributed.kv_transfer.handover.hot_loads import HotLoads
 from vllm.distributed.kv_transfer.handover.orders import HandoverReport
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
+from vllm.distributed.kv_transfer.own_loads import stand_in
 from vllm.distributed.kv_transfer.used_prefixes import WarmList
 from vllm.exceptions import UserInputError
 from vllm.v1.messages import HotPrefix
@@ -80,7 +82,7 @@ class NeighbourConnector(TcpConnector):
                 if used.hashes[end - 1] in told:
                     continue
                 told.add(used.hashes[end - 1])
-                found = self._gives.hold(request_for(used.hashes[:end], self._unit), self._orders)
+                found = self._gives.hold(self._stand_in(used.hashes[:end]), self._orders)
                 if found is None:
                     continue
                 remote, blocks = found
@@ -93,9 +95,12 @@ class NeighbourConnector(TcpConnector):
                 offers.append(_describe(hashes, (number, used.weight), remote, len(ids)))
         return offers
 
+    def _stand_in(self, hashes: Sequence[bytes]) -> Request:
+        return stand_in(f"hot-{uuid4().hex}", hashes, self._unit)
+
     def _list_ends(self, hashes: Sequence[bytes]) -> list[int]:
         """Return where a prompt like this one can be resumed, in units, ascending."""
-        prompt, end = request_for(hashes, self._unit).block_hashes, len(hashes) * self._unit
+        prompt, end = self._stand_in(hashes).block_hashes, len(hashes) * self._unit
         places = self._manager.coordinator.list_checkpoints(prompt, end)
         return sorted({len(hashes), *(place.position // self._unit for place in places)})
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.hooks import AdmissionNote
+from vllm.distributed.kv_transfer.own_loads import OwnLoads
+from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_offload.lookups.tier_stores import TierStores
 from vllm.v1.kv_offload.lookups.ways import (
     Restorable,
@@ -22,17 +24,16 @@ from vllm.v1.kv_offload.orders import (
     RestoreOrder,
 )
 from vllm.v1.kv_offload.reports import TierCounts
-from vllm.v1.kv_offload.restores.row_loads import RowLoads
 from vllm.v1.kv_offload.settings import OffloadSettings
 from vllm.v1.kv_offload.store.opening import IndexUnreadError
 from vllm.v1.kv_offload.store.records import Extent, ObjectSpec, Reservation
 from vllm.v1.kv_offload.writes.tier_writes import TierWrites
 from vllm.v1.messages import CORRUPT, EVICTED_FROM_DISK, RESTORE_DECLINED
+from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.pool.exports import PrefixBlocks
-    from vllm.v1.request import Request
 
 _MAX_RESTORES = 4
 # A restore may take so many times what it should.
@@ -40,6 +41,8 @@ _PATIENCE = 4.0
 _GRACE_S = 1.0
 # Prompts that the tiers failed so often are computed.
 _MAX_TRIES = 2
+# Names the load of a request's rows.
+_ROWS_OF = "rows of "
 # A request waits no longer for the folder to be opened, or for a part of its index.
 _PATIENT_S = 30.0
 
@@ -56,6 +59,7 @@ class TierRestores:
         manager: The pool's.
         writes: Keeps copies in host memory of what comes from the disk.
         counts: Of what became of prefixes.
+        own_loads: Rows alone come by one of these.
     """
 
     def __init__(
@@ -65,13 +69,14 @@ class TierRestores:
         manager: KVCacheManager,
         writes: TierWrites,
         counts: TierCounts,
+        own_loads: OwnLoads,
     ) -> None:
         self._stores = stores
         self._settings = settings
         self._manager = manager
         self._writes = writes
         self._counts = counts
-        self._row_loads = RowLoads(manager, stores.layout.unit)
+        self._own_loads = own_loads
         self._found: dict[str, Restorable] = {}
         self._notes: dict[str, AdmissionNote] = {}
         self._loading: dict[str, Restorable] = {}
@@ -97,10 +102,6 @@ class TierRestores:
         """Whether a step has something to order, or to hear."""
         return bool(self._loading or self._orders.cancelled)
 
-    def is_loading_rows(self, name: str) -> bool:
-        """Whether a load is one of rows alone, which is no request's."""
-        return self._row_loads.is_loading(name)
-
     # ---- asking ------------------------------------------------------------------------------
 
     def find_tokens(self, request: Request, num_local: int) -> int | None:
@@ -115,7 +116,7 @@ class TierRestores:
             # In a moment it will be known what is there; not so while all weights are read, when
             # most likely nothing is.
             return self._wait(request_id)
-        if self._row_loads.is_waited_for(request_id):
+        if self._own_loads.is_loading(_ROWS_OF + request_id):
             return None
         if self._tries.get(request_id, 0) >= _MAX_TRIES:
             return 0
@@ -140,8 +141,7 @@ class TierRestores:
             return None
         if way.is_rows_alone:
             self._count_try(request_id)
-            has_begun = self._row_loads.begin(request, way.found, self.order)
-            return None if has_begun else 0
+            return None if self._begin_rows(request, way.found) else 0
         self._found[request_id] = way.found
         self._note_given_up(request, until, way.found.count_sources(num_local))
         return way.found.position - num_local
@@ -205,6 +205,34 @@ class TierRestores:
         self._count_try(request_id)
         self.order(request_id, found, blocks)
 
+    def _begin_rows(self, request: Request, found: Restorable) -> bool:
+        """Begin to load rows without a state; False: the pool has no room for them.
+
+            tokens    0 ........ G ........ 2G ........ 3G ...... n
+            tiers     |  rows    |   rows    |   rows    |             no state up here
+            loaded    |  rows    |   rows    |   rows    |             published like computed rows
+            computed                    |<-- windows --->|<------>|    as wherever a lookup finds
+                                                                       rows and no checkpoint
+
+        The load is nobody's: the request waits, and looks the pool up again when it ended.
+        """
+        position = found.position
+        copy = Request(
+            _ROWS_OF + request.request_id,
+            list(request.all_token_ids[: position + 1]),
+            SamplingParams(max_tokens=1),
+            lora_request=request.lora_request,
+            cache_salt=request.cache_salt,
+            block_hashes=request.block_hashes[: position // self._stores.layout.unit],
+            tenant=request.tenant,
+        )
+        local = self._manager.look_up(copy)
+        blocks = self._own_loads.begin(copy, local, position, is_rows_alone=True)
+        if blocks is None:
+            return False
+        self.order(copy.request_id, found, blocks)
+        return True
+
     def order(self, name: str, found: Restorable, blocks: PrefixBlocks) -> None:
         """Order a restore, a request's or one of no request, into blocks that are allocated."""
         self._counts.note_lookup(found)
@@ -267,7 +295,6 @@ class TierRestores:
             self._stores.host.abandon(kept)
         elif kept:
             self._writes.commit_host(kept)
-        self._row_loads.settle(name, has_failed=has_failed)
         if not has_failed:
             self._counts.restores["restored"] += 1
             self._tries.pop(name, None)

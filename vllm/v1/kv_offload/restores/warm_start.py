@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vllm.distributed.kv_transfer.own_loads import allocate_load
+from vllm.distributed.kv_transfer.own_loads import OwnLoads, stand_in
 from vllm.distributed.kv_transfer.used_prefixes import (
     WarmList,
     WarmPrefix,
@@ -16,7 +16,6 @@ from vllm.distributed.kv_transfer.used_prefixes import (
     load_prefixes,
 )
 from vllm.logger import init_logger
-from vllm.sampling_params import SamplingParams
 from vllm.v1.kv_offload.layout import ObjectLayout
 from vllm.v1.kv_offload.lookups.ways import Restorable, Tiers, find_restorable
 from vllm.v1.kv_offload.store.opening import IndexUnreadError
@@ -48,18 +47,21 @@ class Warming:
     Args:
         manager: The pool's.
         layout: What objects are made of.
+        loads: The loads that are nobody's.
         most: Prefixes without a name to bring back; 0: none, named ones neither.
     """
 
-    def __init__(self, manager: KVCacheManager, layout: ObjectLayout, most: int) -> None:
+    def __init__(
+        self, manager: KVCacheManager, layout: ObjectLayout, loads: OwnLoads, most: int
+    ) -> None:
         self._manager = manager
+        self._loads = loads
         self._layout = layout
         self._most = most
         self._list = WarmList()
         self._waiting: deque[WarmPrefix] = deque()
-        self._loading: Request | None = None
-        self._prefix: WarmPrefix | None = None
-        self._position = 0
+        # Which prefix comes, and what its load is called.
+        self._loading: tuple[str, WarmPrefix] | None = None
         self._num_loaded = self._num_tokens = 0
         self._written_at = -math.inf
         self._clock: Callable[[], float] = time.monotonic
@@ -73,10 +75,6 @@ class Warming:
     def is_busy(self) -> bool:
         """Whether something is on its way, or waits for its turn."""
         return self._loading is not None or bool(self._waiting)
-
-    def is_loading(self, request_id: str) -> bool:
-        """Whether a load is one of these."""
-        return self._loading is not None and self._loading.request_id == request_id
 
     def open(self, data: bytes | None) -> None:
         """Take what the last life wrote down."""
@@ -122,44 +120,33 @@ class Warming:
         unit = self._layout.unit
         num_tokens = len(prefix.hashes) * unit
         ttls = {} if prefix.name is None else {num_tokens: prefix.seconds}
-        request = Request(
-            prefix.name or f"warm-{self._num_loaded}",
-            # Nothing is computed of it, so no token is ever read.
-            [0] * (num_tokens + 1),
-            SamplingParams(max_tokens=1),
-            block_hashes=prefix.hashes,  # type: ignore[arg-type]
-            cache_ttls=ttls,
-        )
+        name = prefix.name or f"warm-{self._num_loaded}"
+        request = stand_in(name, prefix.hashes, unit, ttls)
         local = self._manager.look_up(request)
         found = find_restorable(tiers, self._layout, prefix.hashes, local.num_tokens, num_tokens)
         if found is None:
             return
-        blocks = allocate_load(self._manager, request, local, found.position, found.next_token)
+        blocks = self._loads.begin(request, local, found.position, found.next_token)
         if blocks is None:
             self._waiting.clear()
             return
-        self._loading, self._prefix, self._position = request, prefix, found.position
-        order(request.request_id, found, blocks)
+        self._loading = name, prefix
+        order(name, found, blocks)
 
-    def settle(self, request_id: str, *, has_failed: bool) -> bool:
-        """Take note that a load ended; False: it is not one of these."""
-        request, prefix = self._loading, self._prefix
-        if request is None or prefix is None or request.request_id != request_id:
-            return False
-        self._loading = None
-        if not has_failed:
-            request.resume_at(self._position)
-            self._manager.cache_blocks(request, self._position)
+    def note_loaded(self, name: str, num_tokens: int) -> None:
+        """Take note that a load ended that was nobody's, and of how many tokens came."""
+        if self._loading is None or self._loading[0] != name:
+            return
+        prefix, self._loading = self._loading[1], None
+        if num_tokens:
             self._num_loaded += 1
-            self._num_tokens += self._position
+            self._num_tokens += num_tokens
             if prefix.name is not None:
                 self._list.note_name(prefix.name, prefix.hashes)
             else:
                 self._list.note_use(prefix.hashes)
-        self._manager.free(request)
         if not self._waiting:
             self._tell()
-        return True
 
     def _tell(self) -> None:
         if self._num_loaded:
