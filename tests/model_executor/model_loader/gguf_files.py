@@ -82,7 +82,13 @@ VECTORS = {
     "linear_attn.dt_bias": "ssm_dt.bias",
     "linear_attn.A_log": "ssm_a",
 }
-ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3moe", "gemma3": "gemma3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3-moe": "qwen3moe",
+    "gemma3": "gemma3",
+}
 ARCHITECTURES |= {"gpt-oss": "gpt-oss", "gemma4": "gemma4", "qwen3.5": "qwen35"}
 ARCHITECTURES["qwen3.5-moe"] = "qwen35moe"
 SCALED = {Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K}

@@ -125,6 +125,7 @@ def test_all_negative_extremes_and_small_scales() -> None:
         ("llama", [*SMALL, Type.NVFP4]),
         ("llama", LARGE),
         ("llama", PLAIN),
+        ("qwen2", [*SMALL, *LARGE]),
         ("qwen3", LARGE),
         ("qwen3", [Type.Q4_K]),
         ("qwen3-moe", [*SMALL, Type.NVFP4]),

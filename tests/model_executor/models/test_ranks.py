@@ -37,6 +37,7 @@ DECODERS = {
         False,
     ),
     "mistral": (reference.mistral(), 2, False),
+    "qwen2": (reference.qwen2(), 2, False),
     "qwen3": (reference.qwen3(), 2, False),
     "qwen3-moe": (reference.qwen3_moe(), 2, False),
     "qwen3-moe-spread": (reference.qwen3_moe(), 2, True),

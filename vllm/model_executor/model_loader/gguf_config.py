@@ -210,6 +210,10 @@ def _read_llama(keys: _Keys) -> dict[str, Any]:
     }
 
 
+def _read_qwen2(keys: _Keys) -> dict[str, Any]:
+    return {**_read_qwen3(keys), "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
 def _read_qwen3(keys: _Keys) -> dict[str, Any]:
     return {
         **_read_equal_heads(keys),
@@ -422,6 +426,7 @@ def _read_gpt_oss(keys: _Keys) -> dict[str, Any]:
 _READERS: Mapping[str, Callable[[_Keys], dict[str, Any]]] = MappingProxyType(
     {
         "llama": _read_llama,
+        "qwen2": _read_qwen2,
         "qwen3": _read_qwen3,
         "qwen3moe": _read_qwen3_moe,
         "gemma3": _read_gemma3,

@@ -1,6 +1,7 @@
-"""Qwen 3, dense and with experts: like Llama, with queries and keys normed per head.
+"""Qwen 2, 2.5 and 3: like Llama. Qwen 3 norms queries and keys per head, and has models with experts.
 
-Source: arXiv:2505.09388. A window is in the config of some releases but off; where it is on, layers
+Qwen 2 and 2.5 add a bias to queries, keys and values and norm neither. Sources: arXiv:2407.10671,
+arXiv:2505.09388. A window is in the config of some releases but off; where it is on, layers
 from ``max_window_layers`` have it (dense models), or all (experts).
 """
 
@@ -27,6 +28,13 @@ from vllm.model_executor.models.decoder.family_fields import (
 from vllm.model_executor.models.decoder.rope_config import read_rope
 
 
+def read_qwen2(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Reads the config.json of a Qwen2ForCausalLM (Qwen 2, 2.5, R1's distills); see ``read_qwen3``."""
+    fields = FieldReader(raw)
+    fields.require("model_type", "qwen2", ("qwen2",))
+    return _read_dense(fields, head_dim=None, is_third=False)
+
+
 def read_qwen3(raw: Mapping[str, Any]) -> DecoderConfig:
     """Reads the config.json of a Qwen3ForCausalLM.
 
@@ -36,6 +44,10 @@ def read_qwen3(raw: Mapping[str, Any]) -> DecoderConfig:
     """
     fields = FieldReader(raw)
     fields.require("model_type", "qwen3", ("qwen3",))
+    return _read_dense(fields, head_dim=128, is_third=True)
+
+
+def _read_dense(fields: FieldReader, head_dim: int | None, is_third: bool) -> DecoderConfig:
     num_layers = fields.positive_int("num_hidden_layers")
     window = _read_window(fields)
     first = fields.non_negative_int("max_window_layers", 28)
@@ -50,7 +62,7 @@ def read_qwen3(raw: Mapping[str, Any]) -> DecoderConfig:
         raise fields.error("layer_types", "sliding_attention", "full_attention: no window is set")
     windows = [window if kind == "sliding_attention" else 0 for kind in kinds]
     mlp = MlpPlan(fields.positive_int("intermediate_size"), read_activation(fields))
-    return _read(fields, windows, [mlp] * num_layers, head_dim=128)
+    return _read(fields, windows, [mlp] * num_layers, head_dim, is_third=is_third)
 
 
 def read_qwen3_moe(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -85,13 +97,19 @@ def _read_window(fields: FieldReader) -> int:
 
 
 def _read(
-    fields: FieldReader, windows: list[int], plans: list[FeedForwardPlan], head_dim: int | None
+    fields: FieldReader,
+    windows: list[int],
+    plans: list[FeedForwardPlan],
+    head_dim: int | None,
+    *,
+    is_third: bool = True,
 ) -> DecoderConfig:
     refuse_quantization(fields)
     num_heads = fields.positive_int("num_attention_heads")
     if head_dim is None or fields.has("head_dim"):
         head_dim = read_head_dim(fields, num_heads)
-    has_bias = fields.boolean("attention_bias", False)
+    # The second's are there whatever its config says.
+    has_bias = is_third and fields.boolean("attention_bias", False)
     rope = read_rope(fields, head_dim, theta=10_000.0)
     return DecoderConfig(
         vocab_size=fields.positive_int("vocab_size"),
@@ -105,9 +123,9 @@ def _read(
             num_kv_heads=fields.positive_int("num_key_value_heads", num_heads),
             head_dim=head_dim,
             scale=head_dim**-0.5,
-            has_qkv_bias=has_bias,
+            has_qkv_bias=has_bias or not is_third,
             has_output_bias=has_bias,
-            has_qk_norm=True,
+            has_qk_norm=is_third,
         ),
         norm=NormPlan(fields.number("rms_norm_eps", 1e-6)),
         has_head=not fields.boolean("tie_word_embeddings", False),

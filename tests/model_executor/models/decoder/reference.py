@@ -38,6 +38,12 @@ def mistral(**overrides: Any) -> dict[str, Any]:
     return {**_BASE, **names, "sliding_window": 40, "rope_theta": 10000.0, **overrides}
 
 
+def qwen2(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny Qwen2ForCausalLM."""
+    names = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+    return {**_BASE, **names, "rope_theta": 1e6, "tie_word_embeddings": False, **overrides}
+
+
 def qwen3(**overrides: Any) -> dict[str, Any]:
     """Returns a tiny Qwen3ForCausalLM."""
     names = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
@@ -292,6 +298,9 @@ PARITY_CONFIGS: dict[str, dict[str, Any]] = {
         model_type="ministral",
         layer_types=["sliding_attention", "full_attention", "full_attention"],
     ),
+    "qwen2": qwen2(),
+    "qwen2-tied": qwen2(tie_word_embeddings=True, rope_scaling=_YARN),
+    "qwen2-window": qwen2(use_sliding_window=True, sliding_window=33, max_window_layers=1),
     "qwen3": qwen3(),
     "qwen3-yarn": qwen3(rope_scaling=_YARN, tie_word_embeddings=False, attention_bias=True),
     "qwen3-window": qwen3(use_sliding_window=True, sliding_window=33, max_window_layers=1),
