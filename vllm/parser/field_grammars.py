@@ -18,9 +18,9 @@ from vllm.parser.grammar_formats import (
     name_in_errors,
     object_of,
     sequence,
-    takes_any_text,
     text,
 )
+from vllm.parser.schemas import Schema
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.tool_calls import RAW_ARGUMENTS
 
@@ -58,7 +58,8 @@ def _tagged_fields(tool: ToolSpec, opening: str, closing: str) -> list[Format]:
         head = text(opening.format(field.name))
         # A text that follows a pattern too is only known to as JSON, and readers take it so.
         options = [sequence(head, field.json, text(closing))]
-        if takes_any_text(field.schema):
+        if Schema(field.schema).takes_any_text:
+            # Of a union, too: what a text means there its reader asks the schema.
             options = [sequence(head, ANY_TEXT, text(closing))]
         elif values := is_text_enum(field.schema, closing.strip()):
             options = [sequence(head, text(value), text(closing)) for value in values]

@@ -10,6 +10,7 @@ from vllm.entrypoints.cli import (
     chat,
     collect_env,
     complete,
+    parse,
     run_batch,
     serve,
 )
@@ -17,7 +18,7 @@ from vllm.exceptions import VllmError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.version import BANNER
 
-_COMMANDS = (serve, chat, complete, run_batch, bench, cache, collect_env)
+_COMMANDS = (serve, chat, complete, parse, run_batch, bench, cache, collect_env)
 _EXIT_USAGE = 2
 
 
