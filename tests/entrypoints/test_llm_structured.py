@@ -119,3 +119,52 @@ def test_a_bad_word_is_not_said(llm: LLM) -> None:
     for text in (word, word.lstrip(), f" {word.lstrip()}"):
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert ids not in [found[i : i + len(ids)] for i in range(len(found))]
+
+
+CONTRADICTIONS = [
+    # Found only when the model has begun the object.
+    *(
+        {
+            "type": "object",
+            "properties": {"score": {"type": "integer"}},
+            "patternProperties": {pattern: {"minimum": 5}},
+            "additionalProperties": False,
+            "required": ["score"],
+        }
+        for pattern in ("^score$", "^(score)$", "^sc(o)re$")
+    ),
+    {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/inner"}},
+        "required": ["a"],
+        "$defs": {
+            "inner": {
+                "type": "object",
+                "properties": {"s": {"type": "integer"}},
+                "patternProperties": {"^s$": {"type": "string"}},
+                "additionalProperties": False,
+                "required": ["s"],
+            }
+        },
+    },
+    {"type": "integer", "minimum": 3, "maximum": 2},
+    {"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]},
+]
+
+
+@pytest.mark.parametrize("schema", CONTRADICTIONS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_schema_that_rules_itself_out_is_its_authors_fault(
+    llm: LLM, schema: dict[str, Any], temperature: float
+) -> None:
+    asked = StructuredOutputsParams(json=schema)
+    params = SamplingParams(
+        max_tokens=60, temperature=temperature, seed=3, structured_outputs=asked
+    )
+    # Each of these must come to the place that nothing matches.
+    with pytest.raises(UserInputError, match=r"structured_outputs\.json") as error:
+        llm.generate("Give me a score:", params, use_tqdm=False)
+    assert error.value.param == "structured_outputs"
+    # Others are served as before.
+    good = SamplingParams(max_tokens=4, structured_outputs=StructuredOutputsParams(choice=["Yes"]))
+    assert llm.generate("x", good, use_tqdm=False)[0].outputs[0].text == "Yes"

@@ -144,9 +144,9 @@ class EngineCore:
         return _POLL_S
 
     def take_refusals(self) -> list[tuple[str, VllmError]]:
-        """Drain the queued requests that turned out to be wrong, and what is wrong with them."""
+        """Drain the requests that turned out to be wrong, and what is wrong with them."""
         refusals, self._refusals = self._refusals, []
-        return refusals
+        return refusals + self._grammars.take_contradictions()
 
     def take_status(self) -> CoreStatus | None:
         """Drain what front ends must hear to share requests out; None: there is nothing new."""

@@ -150,6 +150,11 @@ class Grammar:
         return inside[: fork.matcher.validate_tokens(inside)] if fork._tell() else []
 
     @property
+    def rules_itself_out(self) -> bool:
+        """Whether it has no text to go on with: a fault of whoever wrote it."""
+        return self._matcher.is_error() and self._matcher.get_error().startswith(_NO_TOKEN_FITS)
+
+    @property
     def error(self) -> str:
         """Why the grammar cannot go on; empty when it can."""
         return shorten(self._matcher.get_error()) if self._matcher.is_error() else ""

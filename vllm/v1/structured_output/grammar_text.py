@@ -10,6 +10,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from vllm.exceptions import UserInputError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.closed_objects import close_objects
+from vllm.v1.structured_output.lax_schemas import is_lax, loosen
 from vllm.v1.structured_output.limits import read_schema, read_structural_tag
 from vllm.v1.structured_output.structural_tag import TagGrammar
 
@@ -102,5 +103,7 @@ def make_schema(
     made = {**schema, "x-guidance": {**options, **(own or {})}}
     if of_type is not None:
         made["type"] = of_type
+    if is_lax(made):
+        made = loosen(made)
     # A model asked for an object would go on with properties of its own making.
     return made if params.disable_additional_properties is False else close_objects(made)

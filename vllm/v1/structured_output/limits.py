@@ -105,6 +105,26 @@ def find_named_parts(tag: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str,
             waiting += [item.get(name) for name in ("format", "content", "elements", "tags")]
 
 
+def make_contradiction_error(params: StructuredOutputsParams) -> UserInputError:
+    """Return the error of a grammar that leads to where no text goes on, naming what asked for it.
+
+    Of several parts, such as functions of which one is called, what their names have in common.
+    """
+    of = f"{_PARAM}.{params.kind}"
+    if params.structural_tag is not None:
+        names = [name for name, _ in find_named_parts(read_structural_tag(params.structural_tag))]
+        fields = {name.partition(":")[0] for name in names}
+        if len(set(names)) == 1:
+            of = names[0]
+        elif len(fields) == 1:
+            (of,) = fields
+    return make_part_error(
+        of,
+        "rules itself out: the answer came to a place where no text goes on to match it. Look for "
+        "a property that patternProperties, additionalProperties or allOf forbid as well.",
+    )
+
+
 def make_part_error(of: str, what: str) -> UserInputError:
     """Return the error of a part of a grammar, by the name that ``find_named_parts`` gives."""
     field = of.partition(":")[0]

@@ -16,7 +16,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.compiler import GrammarCompiler
 from vllm.v1.structured_output.grammar import Grammar
-from vllm.v1.structured_output.limits import DEADLINE_S
+from vllm.v1.structured_output.limits import DEADLINE_S, make_contradiction_error
 from vllm.v1.structured_output.mask_bits import BITS, allow_tokens, forbid_tokens
 from vllm.v1.structured_output.masks import GrammarMasks, MaskWork
 from vllm.v1.structured_output.trial import TrialOrder, TrialProcess
@@ -42,8 +42,8 @@ class StructuredOutputManager:
     """The scheduler's view of grammars.
 
     Owns: the compiler, made when the first request asks for it, the requests whose grammars are
-    being compiled, and the thread that fills masks. Between ``make_masks`` and the reading of its
-    bits that thread alone touches the matchers.
+    being compiled or have ruled themselves out, and the thread that fills masks. Between
+    ``make_masks`` and the reading of its bits that thread alone touches the matchers.
 
     Args:
         vllm_config: All configuration.
@@ -53,6 +53,7 @@ class StructuredOutputManager:
         self.vllm_config = vllm_config
         self._pending: dict[str, tuple[Request, Future[LLMatcher], float]] = {}
         self._compiler: GrammarCompiler | None = None
+        self._contradictions: list[tuple[str, VllmError]] = []
 
     def should_advance(self, request: Request) -> bool:
         """Whether the request's grammar must accept the tokens it just got.
@@ -117,6 +118,15 @@ class StructuredOutputManager:
                 del self._pending[request_id]
                 refused.append((request_id, _make_deadline_error()))
         return refused
+
+    def note_contradiction(self, request_id: str, params: StructuredOutputsParams) -> None:
+        """Note that a request has ended because its grammar rules itself out."""
+        self._contradictions.append((request_id, make_contradiction_error(params)))
+
+    def take_contradictions(self) -> list[tuple[str, VllmError]]:
+        """Drain the requests that ended so, and what is wrong with them."""
+        contradictions, self._contradictions = self._contradictions, []
+        return contradictions
 
     def shutdown(self) -> None:
         """Stop compiling."""

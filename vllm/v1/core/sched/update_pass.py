@@ -194,9 +194,12 @@ class UpdatePass:
                 return False
         if structured.grammar.accept_tokens(request.request_id, tokens):
             return False
+        request.fail()
+        if structured.grammar.rules_itself_out:
+            self.grammars.note_contradiction(request.request_id, structured.params)
+            return True
         reason = structured.grammar.error or f"it refuses tokens {tokens}"
         logger.error("Request %s ends with its grammar: %s.", request.request_id, reason)
-        request.fail()
         return True
 
     @staticmethod
