@@ -136,7 +136,7 @@ class Asker:
 
     def wait_open(self) -> None:
         """Wait until the folder is open."""
-        keeper = self.core.scheduler.connector._tier.keeper
+        keeper = self.core.scheduler.connector._tier.stores.keeper
         while keeper.is_opening:
             time.sleep(0.001)
 

@@ -100,14 +100,14 @@ def serve(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         prompt = spell(request, number, arguments.scale, most)
         num_tokens += len(prompt)
         engines = {"with": with_disk, "without": without}
-        before = tier.counts.look({}).restores.get("restored", 0)
+        before = tier.reports.counts.look({}).restores.get("restored", 0)
         for name in sorted(engines, reverse=number % 2 == 1):
             answers[name].append(ask(engines[name], prompt))
             settle(with_disk)
         assert answers["with"][-1]["tokens"] == answers["without"][-1]["tokens"]
-        if tier.counts.look({}).restores.get("restored", 0) > before:
+        if tier.reports.counts.look({}).restores.get("restored", 0) > before:
             from_disk.append(number)
-    restores = dict(tier.counts.look({}).restores)
+    restores = dict(tier.reports.counts.look({}).restores)
     with_disk.shutdown()
     without.shutdown()
 

@@ -86,7 +86,7 @@ def make_engine(folder: Path | None) -> LLMEngine:
 def store_of(engine: LLMEngine) -> ObjectStore | None:
     """Return the store of an engine in this process; None while it opens."""
     connector = engine._core._core.scheduler.connector  # type: ignore[attr-defined]
-    return connector._tier.store if connector is not None else None
+    return connector._tier.stores.disk if connector is not None else None
 
 
 def list_keys(store: ObjectStore) -> list[str]:

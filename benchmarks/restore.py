@@ -146,7 +146,7 @@ def measure(arguments: argparse.Namespace, model: str, seed: int) -> dict[str, f
         wait_open(engine)
         cold = ask(engine, prompt)
         settle(engine)
-        path = rows_path(tier_of(engine).keeper.path, 0)
+        path = rows_path(tier_of(engine).stores.keeper.path, 0)
         engine.shutdown()
         engine = make_engine(model, folder, arguments.limit, pool_bytes)
         store = wait_open(engine)
@@ -154,7 +154,7 @@ def measure(arguments: argparse.Namespace, model: str, seed: int) -> dict[str, f
         read_s, num_bytes = read_all(path, store)
         drop_cached(path)
         warm = ask(engine, prompt)
-        totals = tier_of(engine).counts.look({"disk": store})
+        totals = tier_of(engine).reports.counts.look({"disk": store})
         load_s, loaded = totals.read_seconds.get("disk", 0.0), totals.read_bytes.get("disk", 0)
         engine.shutdown()
     assert warm["tokens"] == cold["tokens"]

@@ -238,7 +238,7 @@ def test_tiers_keep_pages_of_the_device(tmp_path: Path) -> None:
     for _ in range(2):
         transfer = KVTransferConfig.from_dict(raw)
         core = make_core(ReferencePlatform(), transfer=transfer)
-        keeper = core.scheduler.connector._tier.keeper
+        keeper = core.scheduler.connector._tier.stores.keeper
         while keeper.is_opening:
             core.step()
         answers.append(run_alone(core, prompt, 8))

@@ -96,7 +96,7 @@ def start(
 def wait_open(connector: Any) -> None:
     """Wait until all of the folder's index is read, if the folder can be used."""
     deadline = time.monotonic() + _WAIT_S
-    keeper = connector._tier.keeper
+    keeper = connector._tier.stores.keeper
     while keeper.is_opening or (keeper.store is not None and not keeper.store.is_ready):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -107,7 +107,7 @@ def tier_of(session: Session) -> Tier:
 
 
 def keeper_of(core: EngineCore):
-    return core.scheduler.connector._tier.keeper
+    return core.scheduler.connector._tier.stores.keeper
 
 
 def store_of(session: Session) -> ObjectStore:
@@ -132,7 +132,7 @@ def check_free(session: Session) -> None:
     manager.check_invariants()
     assert manager.usage == 0
     if session.core.scheduler.connector is not None:
-        for store in (tier_of(session).host, tier_of(session).store):
+        for store in (tier_of(session).stores.host, tier_of(session).stores.disk):
             if store is not None:
                 assert store.find_faults() == []
                 assert store._entries.pins == {}
@@ -285,7 +285,7 @@ def test_host_memory_alone_keeps_what_the_pool_gives_up():
     assert sources(session)["host"] > 1000
     assert answer(session, prompts) == expected
     assert session.core.reset_prefix_cache(reset_connector=True)
-    assert tier_of(session).host.list_objects() == []
+    assert tier_of(session).stores.host.list_objects() == []
     stop(session)
 
 
@@ -304,8 +304,8 @@ def test_both_tiers_behind_a_pool_far_too_small(tmp_path, monkeypatch):
     for order in (range(8), reversed(range(8))):
         for i in order:
             assert answer(session, [prompts[i]]) == [expected[i]]
-    assert tier.host.counts.evicted > 0
-    assert tier.host.used_bytes <= tier.host.capacity_bytes <= 3 << 20
+    assert tier.stores.host.counts.evicted > 0
+    assert tier.stores.host.used_bytes <= tier.stores.host.capacity_bytes <= 3 << 20
     assert set(sources(session)) == {"host", "disk"}
     session.core.scheduler.publish_kv_events()
     check_events([event for batch in batches for event in batch.events], tier)
@@ -314,14 +314,14 @@ def test_both_tiers_behind_a_pool_far_too_small(tmp_path, monkeypatch):
     assert stats.restores["restored"] == sum(n > 0 for n in externals(session))
     # The page shows the same, and takes nothing from it.
     assert (view.stores, view.restores) == (stats.stores, stats.restores)
-    for name, store in (("host", tier.host), ("disk", tier.store)):
+    for name, store in (("host", tier.stores.host), ("disk", tier.stores.disk)):
         seen = view.tiers[name]
         assert seen.state == "ready"
         assert seen.live_bytes == store.live_bytes <= seen.used_bytes <= seen.max_bytes
         assert sum(seen.objects.values()) == len(store.list_objects())
         assert (seen.hits, seen.read_bytes) == (stats.hits[name], stats.read_bytes[name])
     assert view.warm_start.state == "off"
-    assert stats.stores["stored"] == len(tier.store.list_objects())
+    assert stats.stores["stored"] == len(tier.stores.disk.list_objects())
     assert stats.read_bytes["disk"] > 0
     stop(session)
     again = start(tmp_path / "cache", host="2MiB")
@@ -340,7 +340,7 @@ def externals(session: Session) -> list[int]:
 
 def check_events(events: list[Any], tier: Tier) -> None:
     """What was announced and not taken back is what the tiers hold."""
-    for medium, store in (("CPU", tier.host), ("STORAGE", tier.store)):
+    for medium, store in (("CPU", tier.stores.host), ("STORAGE", tier.stores.disk)):
         held: Counter[Any] = Counter()
         for event in events:
             if event.medium == medium:

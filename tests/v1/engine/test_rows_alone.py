@@ -81,7 +81,7 @@ def root(case, tmp_path) -> Path:
 def drop_states(session: Session) -> None:
     """Forget every state, as a disk does that gave them up before rows."""
     store = store_of(session)
-    keeper = session.core.scheduler.connector._tier.keeper
+    keeper = session.core.scheduler.connector._tier.stores.keeper
     while not store.is_ready:
         session.step()
     for entry in store.list_objects():
@@ -146,10 +146,10 @@ def test_a_request_that_ends_while_its_rows_come_leaves_nothing(case, root, monk
     monkeypatch.setattr(RowsFile, "read", wait)
     request_id = session.add(case.prompt, 4)
     session.step()
-    assert tier_of(session).is_own(f"rows of {request_id}")
+    assert tier_of(session).own_loads.is_loading(f"rows of {request_id}")
     session.core.abort_requests([request_id])
     has_ended.set()
-    while session.core.has_work() or tier_of(session).is_own(f"rows of {request_id}"):
+    while session.core.has_work() or tier_of(session).own_loads.is_loading(f"rows of {request_id}"):
         session.step()
     check_free(session)
     found = ask(session, case.prompt)

@@ -16,7 +16,6 @@ from vllm.v1.executor.process_ranks import ProcessRanks
 from vllm.v1.executor.ranked_executor import RankedExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_offload.connector import OffloadingConnector
-from vllm.v1.kv_offload.store.latched_keeper import LatchedKeeper
 
 _OPEN_S = 60.0
 
@@ -94,10 +93,7 @@ def _wait_open(connector: Any) -> None:
     if not isinstance(connector, OffloadingConnector):
         return
     assert connector._tier is not None
-    keeper = connector._tier.keeper
-    if isinstance(keeper, LatchedKeeper):
-        # It changes in steps alone.
-        keeper = keeper._keeper
+    keeper = connector._tier.stores.keeper
     deadline = time.monotonic() + _OPEN_S
     while keeper is not None and keeper.is_opening:
         assert time.monotonic() < deadline

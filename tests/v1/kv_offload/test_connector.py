@@ -15,7 +15,7 @@ from vllm.v1.outputs import KVConnectorOutput
 def connector() -> OffloadingConnector:
     """The scheduler's side over a tier to which the loads called "own" belong."""
     made = object.__new__(OffloadingConnector)
-    tier = Mock(is_own=lambda request_id: request_id.startswith("own"))
+    tier = Mock(settle=Mock(side_effect=lambda name, has_failed: name.startswith("own")))
     made._tier = cast("Any", tier)
     made._wake = Mock()
     return made

@@ -45,9 +45,9 @@ def test_an_object_is_there_when_every_worker_has_written_it() -> None:
     assert orders.folder == "folder"
     half = {order.disk.sequence: 1 for order in orders.writes if order.disk}
     rig.tier.take_report(OffloadReport(written=half))
-    assert rig.tier.find_tokens(make_request("1", PROMPT), 0) == 0
+    assert rig.tier.restores.find_tokens(make_request("1", PROMPT), 0) == 0
     rig.tier.take_report(OffloadReport(written=half))
-    assert rig.tier.find_tokens(make_request("1", PROMPT), 0) == 2 * GROUP
+    assert rig.tier.restores.find_tokens(make_request("1", PROMPT), 0) == 2 * GROUP
     # Each is considered once.
     assert _spans(rig.step(request, 3 * GROUP)) == [(2 * GROUP, 3 * GROUP)]
 
@@ -66,7 +66,7 @@ def test_what_the_pool_gave_up_meanwhile_is_dropped() -> None:
     rig.coordinator.lost = {GROUP}
     request = rig.begin(make_request("0", PROMPT))
     assert _spans(rig.step(request, 2 * GROUP)) == [(GROUP, 2 * GROUP)]
-    assert rig.tier.counts.stores["dropped"] == 1
+    assert rig.tier.reports.counts.stores["dropped"] == 1
 
 
 def test_so_many_bytes_are_on_their_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_state_that_was_left_behind_while_it_waited_is_not_written() -> None:
     request = rig.begin(make_request("0", 3 * UNIT))
     assert _spans(rig.step(request, 3 * UNIT)) == [(0, GROUP)]
     assert _spans(rig.step(request, 3 * UNIT + 1)) == [(GROUP, 3 * UNIT)]
-    assert rig.tier.counts.stores["superseded"] == 1
+    assert rig.tier.reports.counts.stores["superseded"] == 1
 
 
 def test_a_budget_counts_the_bytes_of_all_workers() -> None:
@@ -95,7 +95,7 @@ def test_a_budget_counts_the_bytes_of_all_workers() -> None:
     rig = TierRig(make_store(), write_budget_per_day=2 * ROWS_BYTES * WORKERS - 1)
     orders = rig.step(rig.begin(make_request("0", PROMPT)), PROMPT)
     assert len(orders.writes) == 1
-    assert rig.tier.counts.stores["over_budget"] == 3
+    assert rig.tier.reports.counts.stores["over_budget"] == 3
 
 
 def test_a_full_folder_is_written_over_for_what_was_read_of_it() -> None:
@@ -103,7 +103,7 @@ def test_a_full_folder_is_written_over_for_what_was_read_of_it() -> None:
     rig.keep(make_request("0", PROMPT))
     other = rig.begin(make_request("1", PROMPT, seed=1))
     assert rig.step(other, GROUP).writes == []
-    assert rig.tier.counts.stores["unproven"] == 1
+    assert rig.tier.reports.counts.stores["unproven"] == 1
     rig.tier.take_report(OffloadReport(read={"disk": Moved(ROWS_BYTES, 1.0)}))
     assert _spans(rig.step(other, 2 * GROUP)) == [(GROUP, 2 * GROUP)]
 
@@ -139,9 +139,9 @@ def test_who_finds_no_room_waits_for_it_and_not_for_ever(monkeypatch: pytest.Mon
     refuse = True
     assert rig.step(request, 3 * GROUP).writes == []
     assert rig.step().writes == []
-    assert rig.tier.counts.stores["no_room"] == 0
+    assert rig.tier.reports.counts.stores["no_room"] == 0
     assert rig.step().writes == []
-    assert rig.tier.counts.stores["no_room"] == 1
+    assert rig.tier.reports.counts.stores["no_room"] == 1
     assert not rig.tier.writes.gate.ready
 
 
@@ -185,7 +185,7 @@ def kept() -> TierRig:
 
 
 def test_who_does_not_read_the_cache_does_not_read_the_disk(kept: TierRig) -> None:
-    assert kept.tier.find_tokens(make_request("1", PROMPT, prompt_logprobs=1), 0) == 0
+    assert kept.tier.restores.find_tokens(make_request("1", PROMPT, prompt_logprobs=1), 0) == 0
 
 
 def test_a_restore_keeps_its_objects_and_is_awaited_by_others(kept: TierRig) -> None:
@@ -193,14 +193,14 @@ def test_a_restore_keeps_its_objects_and_is_awaited_by_others(kept: TierRig) -> 
     assert disk is not None
     assert kept.restore(make_request("1", PROMPT)) == 4 * GROUP
     assert len(disk._entries.pins) == 4
-    assert kept.tier.find_tokens(make_request("2", PROMPT), 0) is None
+    assert kept.tier.restores.find_tokens(make_request("2", PROMPT), 0) is None
     (order,) = kept.step().restores
     assert [(o.first, o.end) for o in order.objects][-1] == (3 * GROUP, 4 * GROUP)
     assert kept.tier.has_pending_work()
     kept.tier.settle("1", has_failed=False)
     assert not disk._entries.pins
     assert not kept.tier.has_pending_work()
-    assert kept.tier.find_tokens(make_request("2", PROMPT), GROUP) == 3 * GROUP
+    assert kept.tier.restores.find_tokens(make_request("2", PROMPT), GROUP) == 3 * GROUP
 
 
 def test_two_failures_are_enough_for_a_prompt(kept: TierRig) -> None:
@@ -238,15 +238,15 @@ def test_rows_without_a_state_are_loaded_for_nobody_and_not_for_ever() -> None:
     request = make_request("1", PROMPT)
     for _ in range(2):
         # It is looked up anew when they are there.
-        assert rig.tier.find_tokens(request, 0) is None
+        assert rig.tier.restores.find_tokens(request, 0) is None
         rig.tier.restores.settle("rows of 1", has_failed=True)
     assert [call.args[2] for call in loads.begin.mock_calls] == [4 * GROUP] * 2
-    assert rig.tier.find_tokens(request, 0) == 0
+    assert rig.tier.restores.find_tokens(request, 0) == 0
     other = make_request("2", PROMPT)
     loads.begin.return_value = None
-    assert rig.tier.find_tokens(other, 0) == 0
+    assert rig.tier.restores.find_tokens(other, 0) == 0
     loads.is_loading.return_value = True
-    assert rig.tier.find_tokens(other, 0) is None
+    assert rig.tier.restores.find_tokens(other, 0) is None
     assert len(loads.begin.mock_calls) == 3
 
 
@@ -258,12 +258,12 @@ def test_a_request_waits_for_a_folder_that_opens_but_not_for_ever(
     assert kept.keeper is not None
     kept.keeper.is_opening = True
     request = make_request("1", PROMPT)
-    assert kept.tier.find_tokens(request, 0) is None
+    assert kept.tier.restores.find_tokens(request, 0) is None
     now = 31.0
-    assert kept.tier.find_tokens(request, 0) == 0
+    assert kept.tier.restores.find_tokens(request, 0) == 0
     # The next one of its name has time of its own.
     kept.tier.end(request)
-    assert kept.tier.find_tokens(request, 0) is None
+    assert kept.tier.restores.find_tokens(request, 0) is None
 
 
 def test_a_restore_ends_with_its_request(kept: TierRig) -> None:
@@ -278,12 +278,12 @@ def test_why_nothing_was_restored_is_told_in_its_step_alone(kept: TierRig) -> No
     kept.tier._settings.always_restore = False  # type: ignore[misc]  # the rig's, which is plain
     kept.tier.stores._rates = Rates(bytes_per_s=1.0, tokens_per_s={0: 1e12})
     request = make_request("1", PROMPT)
-    assert kept.tier.find_tokens(request, 0) == 0
+    assert kept.tier.restores.find_tokens(request, 0) == 0
     note = kept.tier.explain_admission(request)
     assert note is not None
     assert (note.miss_reason, note.miss_until) == (RESTORE_DECLINED, 4 * GROUP)
-    assert kept.tier.counts.restores["declined"] == 1
-    assert kept.tier.find_tokens(request, 0) == 0
+    assert kept.tier.reports.counts.restores["declined"] == 1
+    assert kept.tier.restores.find_tokens(request, 0) == 0
     kept.step()
     assert kept.tier.explain_admission(request) is None
 
@@ -305,17 +305,17 @@ def test_bytes_that_are_not_the_ones_written_are_forgotten(kept: TierRig) -> Non
     bad = order.objects[1].extent
     kept.tier.take_report(OffloadReport(corrupt=frozenset({(False, bad.sequence)})))
     kept.tier.settle("1", has_failed=True)
-    assert kept.tier.counts.num_corrupt == 1
+    assert kept.tier.reports.counts.num_corrupt == 1
     assert kept.restore(request) == GROUP
 
 
 def test_a_disk_that_fails_to_read_is_left_alone_for_a_while(kept: TierRig) -> None:
     kept.tier.take_report(OffloadReport(num_failed_reads=7))
-    assert kept.tier.find_tokens(make_request("1", PROMPT), 0) == 4 * GROUP
+    assert kept.tier.restores.find_tokens(make_request("1", PROMPT), 0) == 4 * GROUP
     kept.tier.take_report(OffloadReport(num_failed_reads=1))
-    assert kept.tier.find_tokens(make_request("1", PROMPT), 0) == 0
+    assert kept.tier.restores.find_tokens(make_request("1", PROMPT), 0) == 0
     kept.now += 61
-    assert kept.tier.find_tokens(make_request("1", PROMPT), 0) == 4 * GROUP
+    assert kept.tier.restores.find_tokens(make_request("1", PROMPT), 0) == 4 * GROUP
 
 
 @pytest.mark.parametrize("has_failed", [True, False])

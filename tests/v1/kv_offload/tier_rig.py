@@ -213,7 +213,7 @@ class TierRig:
 
     def restore(self, request: Request) -> int | None:
         """Ask for a prompt and order its restore, if there is one."""
-        found = self.tier.find_tokens(request, 0)
+        found = self.tier.restores.find_tokens(request, 0)
         if found:
-            self.tier.begin(request, found)
+            self.tier.restores.begin(request, found)
         return found

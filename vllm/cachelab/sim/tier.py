@@ -280,7 +280,7 @@ class SimTier(OffloadingConnector):
 
     def preload(self, specs: Sequence[ObjectSpec]) -> None:
         """Begin with a folder that holds objects, the oldest first."""
-        keeper = self._keeps.keeper
+        keeper = self._keeps.stores.keeper
         for spec in specs if keeper is not None else ():
             assert keeper is not None
             assert keeper.store is not None

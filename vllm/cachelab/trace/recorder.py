@@ -33,10 +33,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_offload.connector import OffloadingConnector
 from vllm.v1.kv_offload.orders import OffloadReport
-from vllm.v1.kv_offload.store.latched_keeper import (
+from vllm.v1.kv_offload.store.latched_disk import (
     DiskContent,
     DiskState,
-    LatchedKeeper,
+    LatchedDisk,
 )
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class RecordedScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.recorder = recorder
         as_served(self.kv_cache_manager.coordinator).held.use_clock(recorder.clock)
-        self._disk: LatchedKeeper | None = None
+        self._disk: LatchedDisk | None = None
         if isinstance(self.connector, OffloadingConnector):
             unix = recorder.unix_clock
             self._disk = self.connector.begin_record(recorder.clock, unix)

@@ -280,12 +280,12 @@ class ReplayedTier(OffloadingConnector):
         """Take what the disk is going to do, and the record's clock."""
         tier = self._keeps
         tier.use_clock(clock, lambda: unix_s + clock())
-        if isinstance(tier.keeper, ReplayedKeeper):
-            tier.keeper.expect(changes)
+        if isinstance(tier.stores.keeper, ReplayedKeeper):
+            tier.stores.keeper.expect(changes)
 
     def see(self, seen: DiskSeen) -> None:
         """Let the disk be as it was for the steps that follow."""
-        keeper = self._keeps.keeper
+        keeper = self._keeps.stores.keeper
         assert isinstance(keeper, ReplayedKeeper)
         keeper.see(seen)
 

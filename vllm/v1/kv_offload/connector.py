@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.store.folder import (
 )
 from vllm.v1.kv_offload.store.host_store import make_host_store
 from vllm.v1.kv_offload.store.keeper import Keeper, StoreKeeper
-from vllm.v1.kv_offload.store.latched_keeper import LatchedKeeper
+from vllm.v1.kv_offload.store.latched_disk import LatchedDisk
 from vllm.v1.kv_offload.tier import Tier
 from vllm.v1.kv_offload.worker import OffloadWorker
 
@@ -140,14 +140,14 @@ class OffloadingConnector(BesideStepsConnector):
 
     def begin_record(
         self, clock: Callable[[], float], unix_clock: Callable[[], float]
-    ) -> LatchedKeeper | None:
+    ) -> LatchedDisk | None:
         """Let time pass by a record's clocks, and the disk change only when the record looks.
 
         Returns:
             What shows the disk; None: there is none.
         """
         self._keeps.use_clock(clock, unix_clock)
-        return self._keeps.latch_keeper()
+        return self._keeps.stores.latch()
 
     @property
     def _keeps(self) -> Tier:
@@ -162,7 +162,7 @@ class OffloadingConnector(BesideStepsConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Return the tokens to restore behind the local hit; that runs beside the steps."""
-        num_tokens = self._keeps.find_tokens(request, num_computed_tokens)
+        num_tokens = self._keeps.restores.find_tokens(request, num_computed_tokens)
         return num_tokens, bool(num_tokens)
 
     def update_state_after_alloc(
@@ -170,7 +170,7 @@ class OffloadingConnector(BesideStepsConnector):
     ) -> None:
         """Order the restore of an admitted request."""
         if num_external_tokens:
-            self._keeps.begin(request, num_external_tokens)
+            self._keeps.restores.begin(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return the step's orders, and begin the next one's."""
@@ -191,9 +191,7 @@ class OffloadingConnector(BesideStepsConnector):
             (connector_output.failed_recving, True),
         ):
             for request_id in tuple(request_ids or ()):
-                is_own = tier.is_own(request_id)
-                tier.settle(request_id, has_failed=has_failed)
-                if is_own:
+                if tier.settle(request_id, has_failed=has_failed):
                     # No request waits for it.
                     request_ids.remove(request_id)  # type: ignore[union-attr]
 
@@ -248,8 +246,8 @@ class OffloadingConnector(BesideStepsConnector):
         self._wake = wake
         if self._worker is not None:
             self._worker.bind_wake(wake)
-        if self._tier is not None and self._tier.keeper is not None:
-            self._tier.keeper.bind_wake(wake)
+        if self._tier is not None and self._tier.stores.keeper is not None:
+            self._tier.stores.keeper.bind_wake(wake)
         return True
 
     def shutdown(self) -> None:

@@ -28,7 +28,6 @@ from vllm.v1.kv_offload.restores.tier_restores import TierRestores
 from vllm.v1.kv_offload.restores.warm_start import WARM_FILE, Warming
 from vllm.v1.kv_offload.settings import OffloadSettings
 from vllm.v1.kv_offload.store.keeper import Keeper
-from vllm.v1.kv_offload.store.latched_keeper import LatchedKeeper
 from vllm.v1.kv_offload.store.object_store import ObjectStore
 from vllm.v1.kv_offload.tier_view import TiersView, WarmStart, find_disk_state, view_tier
 from vllm.v1.kv_offload.writes.passing import note_passage
@@ -91,12 +90,12 @@ class Tier(ConnectorHooks):
         self.tracker = Tracker(manager.coordinator, layout, needs_next_token=drafts)
         # What was computed by tokens nobody knows would be told with wrong ones.
         publishes = events is not None and events.publisher not in (None, "null")
-        self._own_loads = OwnLoads(manager)
+        self.own_loads = OwnLoads(manager)
         most = 0 if publishes or keeper is None else settings.warm
-        self.warming = Warming(manager, layout, self._own_loads, most)
+        self.warming = Warming(manager, layout, self.own_loads, most)
         self.writes = TierWrites(self.stores, settings, manager, self.tracker, self.reports)
         self.restores = TierRestores(
-            self.stores, settings, manager, self.writes, self.reports.counts, self._own_loads
+            self.stores, settings, manager, self.writes, self.reports.counts, self.own_loads
         )
         self._step_times = StepTimes()
         # Whether what the folder remembers was taken over.
@@ -110,34 +109,6 @@ class Tier(ConnectorHooks):
         self.stores.use_clock(clock)
         self.warming.use_clock(clock, unix_clock)
         self.writes.use_clock(clock, unix_clock)
-
-    def latch_keeper(self) -> LatchedKeeper | None:
-        """Let the disk change only when somebody looks; returns who shows it, if there is one."""
-        return self.stores.latch_keeper()
-
-    @property
-    def host(self) -> ObjectStore | None:
-        """The index of the host tier; None: there is none."""
-        return self.stores.host
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """The disk's thread; None: there is no disk."""
-        return self.stores.keeper
-
-    @property
-    def store(self) -> ObjectStore | None:
-        """The disk's store; None while it opens, and if it cannot be."""
-        return self.stores.disk
-
-    @property
-    def counts(self) -> TierCounts:
-        """What happened, for metrics."""
-        return self.reports.counts
-
-    def is_own(self, request_id: str) -> bool:
-        """Whether a load is of no request's: its end is nobody else's business."""
-        return self._own_loads.is_loading(request_id)
 
     def has_pending_work(self) -> bool:
         """Whether a step has something to do, or to hear, although no request runs."""
@@ -170,10 +141,6 @@ class Tier(ConnectorHooks):
 
     # ---- restoring ---------------------------------------------------------------------------
 
-    def find_tokens(self, request: Request, num_local: int) -> int | None:
-        """Return the tokens beyond the local hit to restore; None: ask again."""
-        return self.restores.find_tokens(request, num_local)
-
     def begin_own_loads(self) -> None:
         """Bring back what the last life used most, once it is known what is there."""
         keeper = self.stores.keeper
@@ -196,16 +163,14 @@ class Tier(ConnectorHooks):
         assert isinstance(worker_meta, OffloadReport)
         return worker_meta.failures.get(request_id, RESTORE_FAILED)
 
-    def begin(self, request: Request, num_external: int) -> None:
-        """Order the restore of a request whose blocks are allocated."""
-        self.restores.begin(request, num_external)
-
-    def settle(self, request_id: str, *, has_failed: bool) -> None:
-        """Take note that no worker writes a request's rows any more."""
+    def settle(self, request_id: str, *, has_failed: bool) -> bool:
+        """Take note that no worker writes a load's rows any more; whether it was no request's."""
         self.restores.settle(request_id, has_failed=has_failed)
-        num_tokens = self._own_loads.settle(request_id, has_failed=has_failed)
-        if num_tokens is not None:
-            self.warming.note_loaded(request_id, num_tokens)
+        num_tokens = self.own_loads.settle(request_id, has_failed=has_failed)
+        if num_tokens is None:
+            return False
+        self.warming.note_loaded(request_id, num_tokens)
+        return True
 
     def end(self, request: Request) -> None:
         """Take note of a request's end, perhaps before its restore's."""
@@ -236,7 +201,7 @@ class Tier(ConnectorHooks):
         """Take what the workers did."""
         self.writes.take_report(report)
         self.stores.note_reads(report)
-        self.counts.note_moves(report)
+        self.reports.counts.note_moves(report)
         self.restores.take_report(report)
 
     def reset(self) -> bool:
@@ -285,18 +250,19 @@ class Tier(ConnectorHooks):
 
     def take_stats(self) -> OffloadStats | None:
         """Return what happened since the last call, and what the tiers hold; None: nothing."""
-        return self.counts.take({"host": self.stores.host, "disk": self.stores.disk})
+        return self.reports.counts.take({"host": self.stores.host, "disk": self.stores.disk})
 
     def view_tiers(self) -> TiersView:
         """Return what the tiers hold and did since the start; memory only."""
-        totals = self.counts.look({"host": self.stores.host, "disk": self.stores.disk})
+        totals = self.reports.counts.look({"host": self.stores.host, "disk": self.stores.disk})
         tiers, size = {}, self.stores.num_workers
         if self.stores.host is not None:
             limit = self._settings.host_bytes
             tiers["host"] = view_tier("host", "ready", limit, self.stores.host, size, totals)
         if (keeper := self.stores.keeper) is not None:
+            assert self.stores.seen is not None
             state = find_disk_state(
-                keeper,
+                self.stores.seen,
                 is_unreadable=self.stores.is_unreadable,
                 read_only=self._settings.read_only,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_offload.store.keeper import Keeper
+    from vllm.v1.kv_offload.store.keeper import Disk
     from vllm.v1.kv_offload.store.object_store import ObjectStore
     from vllm.v1.metrics.stats import OffloadStats
 
@@ -113,20 +113,20 @@ def view_tier(
     )
 
 
-def find_disk_state(keeper: Keeper, *, is_unreadable: bool, read_only: bool) -> str:
+def find_disk_state(disk: Disk, *, is_unreadable: bool, read_only: bool) -> str:
     """Return the state of the disk, as ``TierView`` has it.
 
     Args:
-        keeper: The disk's thread.
+        disk: What is seen of it.
         is_unreadable: Whether reads failed too often of late.
         read_only: Whether it was asked for that.
     """
-    if keeper.is_opening:
-        return "reading_weights" if keeper.is_digesting else "opening"
-    if keeper.store is None:
+    if disk.is_opening:
+        return "reading_weights" if disk.is_digesting else "opening"
+    if disk.store is None:
         return "off"
     if is_unreadable:
         return "reads_paused"
-    if keeper.store.is_writable:
+    if disk.store.is_writable:
         return "ready"
     return "read_only" if read_only else "writes_stopped"

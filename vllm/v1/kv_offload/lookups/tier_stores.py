@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.lookups.rates import Rates
 from vllm.v1.kv_offload.lookups.ways import Tiers
-from vllm.v1.kv_offload.store.latched_keeper import LatchedKeeper
+from vllm.v1.kv_offload.store.latched_disk import LatchedDisk
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.layout import ObjectLayout
     from vllm.v1.kv_offload.orders import OffloadReport
-    from vllm.v1.kv_offload.store.keeper import Keeper
+    from vllm.v1.kv_offload.store.keeper import Disk, Keeper
     from vllm.v1.kv_offload.store.object_store import ObjectStore
 
 _FAILURES_TO_STOP = 8
@@ -44,6 +44,8 @@ class TierStores:
         self.num_workers = num_workers
         self.host = host
         self.keeper = keeper
+        # What is seen of the disk: in recorded runs, not all that its thread does at once.
+        self.seen: Disk | None = keeper
         self._rates: Rates | None = None
         self._read_failures: list[float] = []
         self._clock: Callable[[], float] = time.monotonic
@@ -52,27 +54,27 @@ class TierStores:
         """Let time pass by a clock of the caller's, in seconds."""
         self._clock = clock
 
-    def latch_keeper(self) -> LatchedKeeper | None:
+    def latch(self) -> LatchedDisk | None:
         """Let the disk change only when somebody looks; returns who shows it, if there is one."""
         if self.keeper is None:
             return None
-        self.keeper = latched = LatchedKeeper(self.keeper)
+        self.seen = latched = LatchedDisk(self.keeper)
         return latched
 
     @property
     def disk(self) -> ObjectStore | None:
         """The disk's store; None while it opens, and if it cannot be."""
-        return None if self.keeper is None else self.keeper.store
+        return None if self.seen is None else self.seen.store
 
     @property
     def is_opening(self) -> bool:
         """Whether the disk may be open in a moment."""
-        return self.keeper is not None and self.keeper.is_opening
+        return self.seen is not None and self.seen.is_opening
 
     @property
     def is_digesting(self) -> bool:
         """Whether that takes long: all weights are being read."""
-        return self.keeper is not None and self.keeper.is_digesting
+        return self.seen is not None and self.seen.is_digesting
 
     @property
     def tiers(self) -> Tiers:

@@ -17,5 +17,5 @@ host_store      the same in host memory, which no process outlives
 folder          the root folder: who owns it, its hash root, one sub-folder for each identity
 weights_digest  a digest of all bytes of a checkpoint, remembered between starts
 keeper          the store's one thread: opening, commits, room
-latched_keeper  one that changes only when it is looked at
+latched_disk    a disk that changes only when it is looked at
 """

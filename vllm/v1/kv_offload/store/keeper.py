@@ -34,18 +34,14 @@ _MAX_COMMITTED = 1 << 16
 IdentityFinder = Callable[[Callable[[int, int], None], threading.Event], Identity | None]
 
 
-class Keeper(Protocol):
-    """What the scheduler's side asks of the disk's thread.
+class Disk(Protocol):
+    """What the scheduler's side sees of the disk.
 
     Attributes:
-        store: What is on the disk; None: it is not open.
-        path: The folder of its files.
+        store: What is on it; None: it is not open.
         is_opening: Whether it may be open in a moment.
         is_digesting: Whether that takes long: all weights are being read.
     """
-
-    @property
-    def path(self) -> Path | None: ...
 
     @property
     def store(self) -> ObjectStore | None: ...
@@ -55,6 +51,17 @@ class Keeper(Protocol):
 
     @property
     def is_digesting(self) -> bool: ...
+
+
+class Keeper(Disk, Protocol):
+    """What the scheduler's side asks of the disk's thread.
+
+    Attributes:
+        path: The folder of its files.
+    """
+
+    @property
+    def path(self) -> Path | None: ...
 
     @property
     def num_uncommitted(self) -> int:

@@ -1,15 +1,14 @@
-"""A keeper that changes only when it is looked at: for runs that are recorded."""
+"""A disk that changes only when it is looked at: for runs that are recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from vllm.v1.kv_offload.store.folder import SMALL_FILES
 from vllm.v1.kv_offload.store.keeper import Keeper
 from vllm.v1.kv_offload.store.object_store import ObjectStore
-from vllm.v1.kv_offload.store.records import ObjectKey, Reservation, StoredObject
+from vllm.v1.kv_offload.store.records import StoredObject
 from vllm.v1.kv_offload.store.store_log import StoreChange, StoreLog
 
 
@@ -49,8 +48,8 @@ class DiskContent:
     max_bytes: int
 
 
-class LatchedKeeper:
-    """Shows a keeper as it was at the last ``latch``; what it is told goes on at once.
+class LatchedDisk:
+    """Shows a keeper's disk as it was at the last ``latch``; what it is told goes on at once.
 
     Its thread may open a folder in the middle of a step, and nobody could say between which two
     questions. A store is shown when all of it can be found.
@@ -86,11 +85,6 @@ class LatchedKeeper:
         return self._log.take()
 
     @property
-    def path(self) -> Path | None:
-        """The folder of its files."""
-        return self._keeper.path
-
-    @property
     def store(self) -> ObjectStore | None:
         """What is on the disk; None: it is not shown."""
         return self._store
@@ -104,50 +98,3 @@ class LatchedKeeper:
     def is_digesting(self) -> bool:
         """Whether that takes long."""
         return self._state.is_digesting
-
-    @property
-    def num_uncommitted(self) -> int:
-        """Objects that are not acknowledged yet."""
-        return self._keeper.num_uncommitted
-
-    @property
-    def max_bytes(self) -> int:
-        """The folder's limit."""
-        return self._keeper.max_bytes
-
-    def bind_wake(self, wake: Callable[[], None]) -> None:
-        """Hand on what is called when the thread has got on."""
-        self._keeper.bind_wake(wake)
-
-    def commit(self, reservations: Sequence[Reservation]) -> None:
-        """Acknowledge objects."""
-        self._keeper.commit(reservations)
-
-    def make_room(self) -> None:
-        """Have slots freed."""
-        self._keeper.make_room()
-
-    def recall(self, name: str) -> bytes | None:
-        """Return a small file."""
-        return self._keeper.recall(name)
-
-    def remember(self, name: str, data: bytes) -> None:
-        """Have a small file replaced."""
-        self._keeper.remember(name, data)
-
-    @property
-    def has_committed(self) -> bool:
-        """Whether ``take_committed`` has names to tell."""
-        return self._keeper.has_committed
-
-    def take_committed(self) -> list[ObjectKey]:
-        """Drain the names of what was acknowledged."""
-        return self._keeper.take_committed()
-
-    def clear(self) -> bool:
-        """Forget everything."""
-        return self._keeper.clear()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._keeper.close()
