@@ -132,7 +132,7 @@ BAD: list[tuple[Any, str]] = [
     ),
     ([{"type": "function_call_output", "output": "x"}], "call_id must be a string"),
     ([{"type": "reasoning", "content": "hm"}], "must be a list of reasoning_text"),
-    ([{"role": "user", "content": "x", "id": ""}], "id must be 1 to 256"),
+    ([{"role": "user", "content": "x", "id": 5}], "id must be 1 to 256"),
     ([{"type": "item_reference", "id": "msg_9"}], "no such item"),
 ]  # fmt: skip
 
@@ -146,8 +146,7 @@ def test_malformed_items_are_named(value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     "item",
     [
-        {"type": "computer_call_output", "call_id": "c"},
-        {"type": "web_search_call"},
+        {"type": "hologram", "call_id": "c"},
         {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
         {"role": "user", "content": [{"type": "input_file", "file_id": "x"}]},
     ],

@@ -16,10 +16,12 @@ from vllm.entrypoints.openai.pipeline.single_answer import (
 from vllm.entrypoints.openai.protocol.responses import unix_now
 from vllm.entrypoints.openai.request_scope import RequestScope, open_scope
 from vllm.entrypoints.openai.responses.bodies import ResponseBody
+from vllm.entrypoints.openai.responses.foreign_items import find_left_out, find_offers
 from vllm.entrypoints.openai.responses.input_items import make_chat, read_input
 from vllm.entrypoints.openai.responses.options import (
     INCLUDE_LOGPROBS,
     INCLUDE_SEALED_REASONING,
+    ChatTools,
     chat_effort,
     chat_response_format,
     chat_tool_choice,
@@ -28,6 +30,7 @@ from vllm.entrypoints.openai.responses.options import (
     check_include,
     check_limits,
     check_metadata,
+    join_tools,
 )
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.store import Item, ResponseStore
@@ -90,7 +93,8 @@ def make_call(
     check_logprobs(body.top_logprobs, context.served_model, "top_logprobs")
     items = read_input(body.input, store.find_item)
     num_bytes = check_encodable(items, "input")
-    request = make_answer_request(body, items, store, context)
+    conversation = _conversation(body, items, store)
+    request = _make_answer_request(body, conversation, context)
     if INCLUDE_LOGPROBS in include:
         request = replace(request, top_logprobs=body.top_logprobs or 0)
     return ResponsesCall(
@@ -100,7 +104,7 @@ def make_call(
         input_items=items,
         num_input_bytes=num_bytes,
         seals_reasoning=INCLUDE_SEALED_REASONING in include,
-        namespaces=chat_tools(body.tools).namespaces,
+        namespaces=_offered_tools(body, conversation).namespaces,
         streams=bool(body.stream),
     )
 
@@ -115,7 +119,7 @@ def open_responses_scope(
     """
     check_foreign(body.model_extra or {})
     check_limits(body)
-    ignored = list(chat_tools(body.tools).ignored)
+    ignored = [*chat_tools(body.tools).ignored, *find_left_out(body.input)]
     if (body.text or {}).get("verbosity") is not None:
         ignored.append("text.verbosity")
     scope = open_scope("resp_", body, raw_request, context, ignored)
@@ -137,12 +141,32 @@ def make_answer_request(
         UserInputError: An option is wrong.
         ResponseNotFoundError: The conversation is not stored any more.
     """
+    return _make_answer_request(body, _conversation(body, items, store), context)
+
+
+def _conversation(
+    body: InputTokensRequest, items: Sequence[Item], store: ResponseStore
+) -> list[Item]:
+    """All items that the model shall see, oldest first."""
     previous = body.previous_response_id
-    history = store.history(previous) if previous is not None else []
-    messages, breakpoints = make_chat([*history, *items], body.instructions)
+    return [*(store.history(previous) if previous is not None else []), *items]
+
+
+def _offered_tools(body: InputTokensRequest, items: Sequence[Item]) -> ChatTools:
+    """The request's tools, and those that items bring."""
+    tools = chat_tools(body.tools)
+    for where, offer in find_offers(items):
+        tools = join_tools(tools, chat_tools(offer, where))
+    return tools
+
+
+def _make_answer_request(
+    body: InputTokensRequest, items: Sequence[Item], context: ServingContext
+) -> AnswerRequest:
+    messages, breakpoints = make_chat(items, body.instructions)
     if not messages:
         raise UserInputError("input is empty: give at least one item.", "input")
-    given = chat_tools(body.tools)
+    given = _offered_tools(body, items)
     choice, tools = chat_tool_choice(body.tool_choice, given.functions)
     specs = parse_tools(tools)
     options = ChatOptions(

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
+from vllm.entrypoints.openai.responses.foreign_items import FOREIGN, add_foreign
 from vllm.entrypoints.openai.responses.options import flat_name
 from vllm.entrypoints.openai.responses.store import Item
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
@@ -29,7 +30,7 @@ _CUT_OFF = "incomplete"
 
 def new_item_id(item_type: str) -> str:
     """Return an id that no other item has."""
-    return _ID_PREFIX_OF_TYPE[item_type] + uuid.uuid4().hex
+    return _ID_PREFIX_OF_TYPE.get(item_type, "item_") + uuid.uuid4().hex
 
 
 def read_input(value: Any, find_item: Callable[[str], Item]) -> list[Item]:
@@ -61,18 +62,29 @@ def _read_item(where: str, item: Any, find_item: Callable[[str], Item]) -> Item:
     if kind == "item_reference":
         return find_item(_text_field(where, item, "id"))
     reader = _READERS.get(kind) if isinstance(kind, str) else None
+    is_foreign = isinstance(kind, str) and kind in FOREIGN
+    if is_foreign:
+        reader = _read_foreign
     if reader is None:
         known = ", ".join((*_READERS, "item_reference"))
         raise UnsupportedFeatureError(
             f"{where}.type={str(kind)[:60]!r} is not supported: use {known}.", "input"
         )
-    given = item.get("id")
+    # An empty id is how some clients write none.
+    given = None if item.get("id") == "" else item.get("id")
     is_id = isinstance(given, str) and 0 < len(given) <= _MAX_ID_CHARS and given.isprintable()
     if given is not None and not is_id:
         _refuse(f"{where}.id", f"must be 1 to {_MAX_ID_CHARS} printable characters")
     head = {"id": given or new_item_id(kind), "type": kind}
+    if is_foreign and isinstance(item.get("status"), str):
+        head["status"] = item["status"]
     was_cut = kind == "function_call" and item.get("status") == _CUT_OFF
-    return {**head, **reader(where, item), "status": _CUT_OFF if was_cut else "completed"}
+    return {"status": _CUT_OFF if was_cut else "completed", **reader(where, item), **head}
+
+
+def _read_foreign(_where: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item of another server as it came: whatever is in it can be shown or left out."""
+    return dict(item)
 
 
 def _read_message(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,6 +247,8 @@ def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) ->
         output = item["output"]
         texts = [output] if isinstance(output, str) else [part["text"] for part in output]
         chat.add_tool_result(item["call_id"], texts)
+    elif kind in FOREIGN:
+        add_foreign(chat, item)
     elif item["role"] == "assistant":
         chat.add_text("".join(part["text"] for part in item["content"]))
     else:

@@ -60,8 +60,23 @@ class ChatTools:
     ignored: Sequence[str] = ()
 
 
-def chat_tools(tools: Sequence[Any] | None) -> ChatTools:
+def join_tools(first: ChatTools, more: ChatTools) -> ChatTools:
+    """Return both; of functions with one name, the first."""
+    names = {tool["function"]["name"] for tool in first.functions or ()}
+    new = [tool for tool in more.functions or () if tool["function"]["name"] not in names]
+    return ChatTools(
+        [*(first.functions or ()), *new] or None,
+        {**more.namespaces, **first.namespaces},
+        [*first.ignored, *more.ignored],
+    )
+
+
+def chat_tools(tools: Sequence[Any] | None, param: str = "tools") -> ChatTools:
     """Return a request's functions; hosted tools, which a model may leave unused, are left out.
+
+    Args:
+        tools: As the request has them.
+        param: What to call them in an error.
 
     Raises:
         UserInputError: One is malformed.
@@ -71,7 +86,7 @@ def chat_tools(tools: Sequence[Any] | None) -> ChatTools:
     namespaces: dict[str, tuple[str, str]] = {}
     ignored: list[str] = []
     for i, tool in enumerate(tools or ()):
-        where = f"tools[{i}]"
+        where = f"{param}[{i}]"
         if not isinstance(tool, Mapping):
             _refuse(where, "must be an object with type and name", "tools")
         kind = str(tool.get("type"))
