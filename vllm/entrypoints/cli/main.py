@@ -11,6 +11,7 @@ from vllm.entrypoints.cli import (
     collect_env,
     complete,
     parse,
+    render,
     run_batch,
     serve,
 )
@@ -18,7 +19,7 @@ from vllm.exceptions import VllmError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.version import BANNER
 
-_COMMANDS = (serve, chat, complete, parse, run_batch, bench, cache, collect_env)
+_COMMANDS = (serve, chat, complete, parse, render, run_batch, bench, cache, collect_env)
 _EXIT_USAGE = 2
 
 
