@@ -28,9 +28,11 @@ from vllm.exceptions import EngineDeadError, VllmError
 from vllm.ray_serve.placement import Anyone, Fleet, Only, Place
 from vllm.ray_serve.replica import EngineReplica, News
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges
+from vllm.v1.engine.questions import answer_message
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequests,
+    Ask,
     Dead,
     FromCore,
     GroupInfo,
@@ -73,6 +75,7 @@ class SimCore:
     """
 
     def __init__(self, epoch: int) -> None:
+        self.number = epoch
         self.dead_error: EngineDeadError | None = None
         self.is_frozen = False
         self.taken: list[str] = []
@@ -120,9 +123,16 @@ class SimCore:
             for name in gone:
                 if name in self._running:
                     self._running.pop(name).cancel()
+        elif isinstance(message, Ask):
+            answer_message(message, self, self._say)  # type: ignore[arg-type]
         elif isinstance(message, TellAll):
             self._changes.tell_all()
             self._tell()
+
+    def reset_prefix_cache(self, *_resets: bool) -> bool:
+        """Forget what is held."""
+        self._held.clear()
+        return True
 
     def num_cached(self, hashes: Sequence[bytes], num_tokens: int) -> int:
         """What a prompt would hit now."""
@@ -320,6 +330,7 @@ class SimServe:
         self.describe = SimpleNamespace(remote=self._describe)
         self.news = SimpleNamespace(remote=self._news)
         self.tell = SimpleNamespace(remote=self._tell)
+        self.ask = SimpleNamespace(remote=self._ask)
 
     def options(self, stream: bool) -> "SimServe":
         assert stream
@@ -351,6 +362,10 @@ class SimServe:
     async def _tell(self, to: Only, data: bytes) -> None:
         host = await self._find(to)
         await host.call(lambda: host.replica.tell(to, data))
+
+    async def _ask(self, to: Only, data: bytes) -> bytes | None:
+        host = await self._find(to)
+        return await host.call(lambda: host.replica.ask(to, data))  # type: ignore[no-any-return]
 
     async def _news(self, to: Only, listener: str) -> News:
         host = await self._find(to)
