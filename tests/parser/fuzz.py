@@ -419,7 +419,7 @@ def _leaves(arguments: str) -> list[str]:
         elif isinstance(value, str):
             leaves.append(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            leaves.append(str(abs(int(value) if value == int(value) else value)))
+            leaves.append(str(abs(int(value) if value == int(value) else value)).lstrip("0"))
 
     walk(json.loads(arguments))
     return leaves

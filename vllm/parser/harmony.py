@@ -176,8 +176,8 @@ class HarmonyParser:
 
 def _says_more(head: str) -> bool:
     """Whether a head says more than the format's own words, or the beginning of one."""
-    rest = _OF_HEADS.sub("", head)
-    return bool(rest) and not any(word.startswith(rest) for word in _CHANNELS)
+    rest = _OF_HEADS.sub(" ", head).split()
+    return any(not any(word.startswith(part) for word in _CHANNELS) for part in rest)
 
 
 class _CallMessage:

@@ -58,6 +58,8 @@ class Marks:
 class JsonEnd:
     """Follows a JSON value from its first character to its last.
 
+    What stands behind the last is nobody's.
+
     Owns: how deep the text so far is nested, and whether it ends inside a string.
     """
 
@@ -65,6 +67,7 @@ class JsonEnd:
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
+        self._is_over = False
 
     @property
     def in_string(self) -> bool:
@@ -77,6 +80,8 @@ class JsonEnd:
         Args:
             text: Follows what was read before; an object's or array's, first.
         """
+        if self._is_over:
+            return 0
         for match in re.finditer(r'["\\\[\]{}]|[^"\\\[\]{}]+', text):
             char = match[0] if len(match[0]) == 1 else ""
             if self._in_string:
@@ -88,6 +93,7 @@ class JsonEnd:
             elif char and char in "]}":
                 self._depth -= 1
                 if self._depth <= 0:
+                    self._is_over = True
                     return match.end()
         return None
 

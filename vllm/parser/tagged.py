@@ -81,6 +81,7 @@ class TaggedParser:
         self._drops_breaks = False
         # Content since the last thought or call: a lone closing tag would make it a thought.
         self._num_unclosed = 0
+        self._num_failed = 0
         self._has_answered = False
         # What the request forbids, told only where nothing else is.
         self._swallowed: list[str] = []
@@ -221,6 +222,7 @@ class TaggedParser:
             self._block = self._dialect.read_block(opened_by, self._offered)
             self._state = _State.BLOCK
             self._forbidden = [opened_by]
+            self._num_failed = 0
 
     def _swallow(self, text: str, delta: CallBlockDelta) -> None:
         """Keep the text of a block that the request forbids."""
@@ -236,13 +238,15 @@ class TaggedParser:
         told = self._calls.pieces(delta.calls)
         pieces += told
         self._has_answered |= bool(told)
+        if told:
+            # How much of the block's end was no call.
+            last = told[-1]
+            self._num_failed = len(last.text) if isinstance(last, ContentText) else 0
         if delta.ended:
-            failed = told[-1] if told else None
             self._text = delta.text + delta.rest
             # Line breaks between blocks are theirs; what was no block is text from its beginning.
             self._begin_content(drops_breaks=not delta.text)
-            if isinstance(failed, ContentText):
-                self._num_unclosed = len(failed.text)
+            self._num_unclosed = self._num_failed
             if delta.text or self._num_unclosed:
                 self._state = _State.CONTENT
 
