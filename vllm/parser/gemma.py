@@ -46,12 +46,13 @@ class GemmaDialect:
         self._opening = opening
         self._closing = closing
         self._quote = quote
+        self._marks = Marks((closing, quote, opening))
 
     def read_block(self, opened_by: str, offered: Offered) -> "_GemmaReader | _Unsaid":
         """Return the reader of what follows a mark."""
         if opened_by != self._opening:
             return _Unsaid()
-        return _GemmaReader(opened_by, self._closing, self._quote, offered)
+        return _GemmaReader(opened_by, self._closing, self._quote, self._marks, offered)
 
 
 class _Unsaid:
@@ -72,12 +73,14 @@ class _GemmaReader:
     Owns: the text that is not yet sure, the call that is open and its text so far.
     """
 
-    def __init__(self, opened_by: str, closing: str, quote: str, offered: Offered) -> None:
+    def __init__(
+        self, opened_by: str, closing: str, quote: str, marks: Marks, offered: Offered
+    ) -> None:
         self._offered = offered
         self._opening = opened_by
         self._closing = closing
         self._quote = quote
-        self._marks = Marks((closing, quote, opened_by))
+        self._marks = marks
         self._raw = [opened_by]
         self._text = ""  # not yet split
         self._head = ""

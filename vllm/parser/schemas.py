@@ -25,6 +25,7 @@ _ANY = frozenset(_TYPES)
 _MAX_STEPS = 64
 _MAX_DEPTH = 64
 _MAX_KEY_CHARS = 256
+_MAX_KNOWN_FIELDS = 256
 # Patterns of names that take no time to try: no group is repeated, and few letters are.
 _REPEATED_GROUP = re.compile(r"\)[*+?{]|\\[1-9]|\(\?[^:]")
 _MAX_REPEATS = 3
@@ -42,6 +43,8 @@ _TEXT_LIMITS = ("pattern", "format", "minLength", "maxLength", "const", "enum", 
 class Schema:
     """A part of a tool's schema; what is no schema says nothing.
 
+    Owns: what it has found out of its fields.
+
     Args:
         node: The part.
         root: The schema that its references are of.
@@ -50,13 +53,19 @@ class Schema:
     def __init__(self, node: Any, root: Any = None) -> None:
         self._node = node
         self._root = node if root is None else root
+        self._fields: dict[str, Schema] = {}
 
     # ---- what it says ------------------------------------------------------------------------
 
     def field(self, key: str) -> "Schema":
         """Return the schema of an object's member."""
-        found = self._find_fields(self._node, key[:_MAX_KEY_CHARS], 0)
-        return Schema(_all_of(found), self._root)
+        known = self._fields.get(key)
+        if known is None:
+            found = self._find_fields(self._node, key[:_MAX_KEY_CHARS], 0)
+            known = Schema(_all_of(found), self._root)
+            if len(self._fields) < _MAX_KNOWN_FIELDS:
+                self._fields[key] = known
+        return known
 
     @property
     def item(self) -> "Schema":
