@@ -142,9 +142,34 @@ def refused_tool(row: Row) -> None:
     raise AssertionError("no error")
 
 
+def billing_line(row: Row) -> None:
+    """Claude Code's first block, both of its digits other in each request."""
+    prompt = "You are Claude Code. " * 60
+    turn: Any = {"role": "user", "content": ASK}
+    late: Any = {"role": "system", "content": "Today is a Tuesday."}
+    counts: set[int] = set()
+    for i in range(4):
+        line = (
+            f"x-anthropic-billing-header: cc_version=2.1.332.{i}a{i}; cc_entrypoint=cli; "
+            f"cch={i * 7919:05x};"
+        )
+        system: Any = [{"type": "text", "text": text} for text in (line, prompt)]
+        said = client.messages.create(
+            model=MODEL, max_tokens=200, system=system, messages=[turn, late]
+        )
+        row.cached.append(said.usage.cache_read_input_tokens)
+        row.tokens += said.usage.output_tokens
+        counted = client.messages.count_tokens(model=MODEL, system=system, messages=[turn, late])
+        counts.add(counted.input_tokens)
+    (length,) = counts
+    assert min(row.cached[1:]) > length - 64, (row.cached, length)
+    row.shown = f"{row.cached[-1]} of {length} tokens read"
+
+
 run(
     {
         "messages, 10 turns": agent,
+        "Claude Code's billing line": billing_line,
         "tool runner": tool_runner,
         "context overflow": context_overflow,
         "image, refused": image,

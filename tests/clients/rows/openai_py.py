@@ -148,9 +148,32 @@ def models(row: Row) -> None:
     row.shown = "models, echo"
 
 
+def two_systems(row: Row) -> None:
+    """As opencode sends a conversation: two system messages, and two of the user's in a row."""
+    messages: list[Any] = [
+        {"role": "system", "content": "You are opencode. " * 40},
+        {"role": "system", "content": "The folder is /home/user. " * 20},
+        {"role": "user", "content": ASK},
+    ]
+    for _ in range(3):
+        said = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=200)
+        usage = said.usage
+        row.cached.append(usage.prompt_tokens_details.cached_tokens)
+        row.tokens += usage.completion_tokens
+        messages += [
+            {"role": "assistant", "content": said.choices[0].message.content or "Done."},
+            {"role": "user", "content": "Go on."},
+            {"role": "user", "content": ASK},
+        ]
+    assert row.cached[1:] == sorted(row.cached[1:]), row.cached
+    assert row.cached[1] > 200, row.cached
+    row.shown = f"{row.cached[-1]} tokens read"
+
+
 run(
     {
         "chat, 10 turns": chat_agent,
+        "opencode's two system messages": two_systems,
         "chat, streamed": chat_stream,
         "responses, 10 turns": responses_agent,
         "context overflow": context_overflow,

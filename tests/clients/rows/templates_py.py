@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.tokenizers import gemma4_conversations as gemma4
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.tokenizers.test_rendering import TOOLS, as_sent, conversation
+from tools import template_table as table
 from vllm.exceptions import UserInputError
 from vllm.tokenizers import ChatOptions, Tokenizer, make_chat_encoder
 from vllm.tokenizers.chat_tools import parse_tools
@@ -147,9 +148,18 @@ def gemma4_format(row: Row) -> None:
     row.shown = f"{CONVERSATIONS} prompts equal"
 
 
+def verdicts(row: Row) -> None:
+    """The table of docs/chats.md says what the server finds out about these templates."""
+    shown = table.PAGE.read_text("utf-8").split(table.BEGIN)[1].split(table.END)[0]
+    folder = PLACE / FOLDERS["trl"][0]
+    assert shown == table.make_table(folder), f"run python -m tools.template_table {folder}"
+    row.shown = f"{shown.count(chr(10)) - 2} templates"
+
+
 for package in FOLDERS:
     rows = {"transformers' token ids": partial(renderings, name=package)}
     if package == "trl":
         rows["Gemma 4 without a template"] = gemma4_format
+        rows["what templates take"] = verdicts
     (info,) = PLACE.glob(f"{package}-*.dist-info")
     run(rows, package, info.name.removesuffix(".dist-info").split("-")[1])
