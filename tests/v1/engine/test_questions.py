@@ -9,7 +9,7 @@ import pytest
 
 from tests.v1.engine.data_parallel.test_cores import ask, build, in_threads  # noqa: F401
 from tests.v1.engine.fakes import build_fake_core
-from vllm.exceptions import EngineError, UserInputError
+from vllm.exceptions import EngineError, ShuttingDownError, UserInputError
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core_loop import CoreLoop
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -70,6 +70,32 @@ def test_several_cores(build: Callable[..., Any]) -> None:  # noqa: F811
         with pytest.raises(UserInputError, match="scale must be 1"):
             await engine.ask(CountHeld(0))
         assert await engine.ask(ResetCache())
+
+    asyncio.run(main())
+
+
+class AskForNothing(Question[int], frozen=True):
+    """Gets no answer."""
+
+    def answer(self, core: AskedCore, tell: Callable[[int], None]) -> None:
+        return
+
+    def merge(self, replies: Sequence[int]) -> int:
+        return sum(replies)
+
+
+@pytest.mark.usefixtures("in_threads")
+def test_nobody_waits_for_an_engine_that_was_shut_down(build: Callable[..., Any]) -> None:  # noqa: F811
+    async def main() -> None:
+        engine = build()
+        asked = asyncio.create_task(engine.ask(AskForNothing()))
+        # One that is given up harms no other.
+        given_up = asyncio.create_task(engine.ask(AskForNothing()))
+        assert await engine.ask(CountOne()) == {"blocks": 64}
+        given_up.cancel()
+        await asyncio.to_thread(engine.shutdown)
+        with pytest.raises(ShuttingDownError, match="before it answered"):
+            await asked
 
     asyncio.run(main())
 

@@ -360,6 +360,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
 
         Raises:
             EngineDeadError: The core is dead.
+            ShuttingDownError: The engine was shut down meanwhile.
             VllmError: The question is refused.
         """
         await self.check_health()
@@ -416,6 +417,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             self._output_processor.abort_requests(ids, None)
             self._note_if_idle()
         self._core.shutdown(timeout)
+        self._calls.fail_all(ShuttingDownError("The engine was shut down before it answered."))
 
 
 def _make_dispatcher(engine_ref: "weakref.ref[AsyncLLM]") -> Callable[[FromCore], None]:
