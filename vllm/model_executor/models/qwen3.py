@@ -1,4 +1,4 @@
-"""Qwen 2, 2.5 and 3: like Llama. Qwen 3 norms queries and keys per head, and has models with experts.
+"""Qwen 2, 2.5 and 3: like Llama. Qwen 3 norms queries and keys per head, and some have experts.
 
 Qwen 2 and 2.5 add a bias to queries, keys and values and norm neither. Sources: arXiv:2407.10671,
 arXiv:2505.09388. A window is in the config of some releases but off; where it is on, layers
@@ -29,7 +29,7 @@ from vllm.model_executor.models.decoder.rope_config import read_rope
 
 
 def read_qwen2(raw: Mapping[str, Any]) -> DecoderConfig:
-    """Reads the config.json of a Qwen2ForCausalLM (Qwen 2, 2.5, R1's distills); see ``read_qwen3``."""
+    """Reads the config.json of a Qwen2ForCausalLM: Qwen 2, 2.5, distills; see ``read_qwen3``."""
     fields = FieldReader(raw)
     fields.require("model_type", "qwen2", ("qwen2",))
     return _read_dense(fields, head_dim=None, is_third=False)

@@ -1,0 +1,1 @@
+"""Trained models that package registries ship, and what is checked on them."""

