@@ -315,6 +315,48 @@ def test_a_near_miss_is_a_call_where_its_meaning_is_plain(family, body):
     assert answer.content == "So."
 
 
+BESIDE = [
+    ("kimi_k2", '<|tool_calls_section_begin|>{"name": "f", "arguments": {"cmd": "ls"}}'
+     "<|tool_calls_section_end|>"),
+    ("kimi_k2", '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"cmd": "ls"}'
+     "<|tool_call_end|>"),
+    ("kimi_k2", '<|tool_calls_section_begin|>functions.f:0<|tool_call_argument_begin|>'
+     '{"cmd": "ls"}<|tool_call_end|><|tool_calls_section_end|>'),
+    ("kimi_k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0{"cmd": "ls"}'
+     "<|tool_call_end|><|tool_calls_section_end|>"),
+    ("openai", '<|channel|>commentary to=f<|message|>{"cmd": "ls"}<|call|>'),
+    ("openai", "<|channel|>commentary to=functions.f<|message|>{'cmd': 'ls',}<|call|>"),
+    ("llama3_json", '<function=f>{"cmd": "ls"}</function>'),
+    ("llama3_json", "{'name': 'f', 'parameters': {'cmd': 'ls'}}"),
+    ("llama3_json", '{"function": "f", "args": {"cmd": "ls"}}'),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"cmd": "ls"}}'),
+    ("pythonic", '[{"name": "f", "arguments": {"cmd": "ls"}}]'),
+    ("pythonic", '<|python_start|>[f(cmd="ls")]<|python_end|>'),
+    ("qwen3_coder", "<function=f>\n<parameter=cmd>\nls\n</parameter>\n</function>"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=cmd>\nls\n</function>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=cmd>\nls\n</parameter>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<tool_call>\n<function=f>\n<parameter=cmd>\nls\n</parameter>\n"
+     "</function>\n</tool_call>"),
+    ("qwen3_coder", '<tool_call>\n<function="f">\n<parameter="cmd">\nls\n</parameter>\n'
+     "</function>\n</tool_call>"),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"cmd": "ls"}}}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"cmd": "ls"}\n</tool_call>'),
+    ("glm", "<tool_call>f<arg_key>cmd</arg_key><arg_value>ls</tool_call>"),
+    ("gemma4", f"<|tool_call>call:f{{{Q}cmd{Q}:{Q}ls{Q}}}<tool_call|>"),
+    ("gemma4", f"<|tool_call>call:f{{cmd:{Q}ls{Q}}}"),
+    ("mistral_v11", '[TOOL_CALLS]f[ARGS]{"cmd": "ls"}[TOOL_CALLS]'),
+    ("deepseek_v4", f'\n\n<{D}tool_calls>\n<{D}invoke name="f">\n<{D}parameter name="cmd" '
+     f'string="true">ls</{D}invoke>\n</{D}tool_calls>'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "text"), BESIDE)
+def test_calls_without_some_of_their_tags(family, text):
+    answer = read(family, text, SHELL)
+    assert calls_of(answer) == [("f", {"cmd": "ls"})]
+    assert answer.content == ""
+
+
 UNREADABLE = [
     "I would call f with ls",
     '{"name": "nope", "arguments": {"cmd": "ls"}}',

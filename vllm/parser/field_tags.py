@@ -116,7 +116,8 @@ class TagFormats:
         """Whether a text is more than tags that say nothing by themselves."""
         for tags in self.all:
             text = tags.unsaid.sub("", text)
-        return bool(text.strip())
+        # A brace too many, or a separator between calls, says nothing either.
+        return bool(text.strip("}],; \t\r\n"))
 
 
 class Found(NamedTuple):

@@ -189,8 +189,7 @@ class _CallMessage:
     def __init__(self, head: str, recipient: str, offered: Offered) -> None:
         self._raw = [head]
         self._name = recipient.removeprefix(_FUNCTIONS)
-        is_function = recipient.startswith(_FUNCTIONS) and offered.has(self._name)
-        self._fault = "" if is_function else offered.refusal(self._name)
+        self._fault = "" if offered.has(self._name) else offered.refusal(self._name)
         self._offered = offered
         self._arguments: ArgumentsReader | None = None
         self._tail: list[str] = []

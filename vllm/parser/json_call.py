@@ -24,6 +24,7 @@ _HEAD = re.compile(
 _MAX_HEAD_CHARS = 1024
 _TAIL = re.compile(r'\s*(?:,\s*"(?:id|type|index)"\s*:\s*(?:"[^"\\{}]*"|\d+)\s*)*\}')
 _MAX_TAIL_CHARS = 256
+_MARK_BEGINS = "<["
 
 
 def call_of_object(text: str) -> RawCall | None:
@@ -195,6 +196,9 @@ class JsonCallReader:
         if tail is not None:
             return delta + self._end(), self._tail[tail.end() :]
         begun = self._tail.lstrip()
+        if begun and begun[0] in _MARK_BEGINS:
+            # A brace too few: the format goes on.
+            return delta + self._end(), begun
         is_odd = bool(begun) and begun[0] not in ",}"
         if is_odd or len(self._tail) >= _MAX_TAIL_CHARS:
             self.fault = f"{begun[:40]!r} stands behind its arguments"

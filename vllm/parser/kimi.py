@@ -69,7 +69,8 @@ class _KimiReader:
         self._raw = [opened_by]
         # Whether the section's own tag was left out.
         self._is_bare = opened_by == _BEGIN
-        self._head: list[str] | None = [] if self._is_bare else None
+        # Models leave the call's own tag out: what stands first is its head all the same.
+        self._head: list[str] | None = []
         self._head_json = JsonEnd()
         self._name = ""
         self._id = ""

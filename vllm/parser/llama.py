@@ -2,29 +2,35 @@
 
 import re
 
-from vllm.parser.dialect import CallBlockDelta, CallCut, CallDelta, CallFailed
+from vllm.parser.dialect import BlockReader, CallBlockDelta, CallCut, CallDelta, CallFailed
+from vllm.parser.field_tags import FUNCTION, FUNCTION_TAGS, TagFormats
 from vllm.parser.json_call import JsonCallReader
 from vllm.parser.offered import Offered
+from vllm.parser.tag_block import TagBlockReader
 
 _PYTHON_TAG = "<|python_tag|>"
 # A call's object begins with one of these keys; another first key makes it an answer in JSON.
 _FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\]|\\.)*)"')
 _HEAD_CHARS = 256
 _CALL_KEYS = ("name", "type", "function", "id", "tool", "tool_name", "arguments", "parameters")
+_FORMATS = TagFormats(FUNCTION_TAGS)
 _SEPARATORS = re.compile(r"[\s;,]*")
 
 
 class LlamaDialect:
     """See ToolDialect."""
 
-    marks: tuple[str, ...] = (_PYTHON_TAG,)
+    # A tag that Llama 3.1's card tells of, too.
+    marks: tuple[str, ...] = (_PYTHON_TAG, FUNCTION)
     leads: tuple[str, ...] = ("{",)
     telltales: tuple[str, ...] = (_PYTHON_TAG[:8],)
     ends_reasoning = False
     is_special = False
 
-    def read_block(self, opened_by: str, offered: Offered) -> "_LlamaReader":
+    def read_block(self, opened_by: str, offered: Offered) -> BlockReader:
         """Return the reader of what follows a mark or lead."""
+        if opened_by == FUNCTION:
+            return TagBlockReader(_FORMATS, offered, opened_by, is_outer=False)
         return _LlamaReader(opened_by, offered)
 
 
