@@ -1,6 +1,6 @@
 """What an answer is made of, piece by piece, and the whole that pieces join to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -67,6 +67,39 @@ class ThoughtClosed:
 Piece = (
     ReasoningText | ContentText | ThoughtClosed | ToolCallStart | ToolCallArguments | ToolCallEnd
 )
+
+
+def settle_thoughts(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return pieces in which content that a lone closing tag ended is reasoning.
+
+    Of an answer that is told whole all is: where it is told in parts, content that an earlier part
+    told stays content.
+    """
+    settled: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, ThoughtClosed):
+            settled = _with_thought(settled, piece.num_chars)
+        else:
+            settled.append(piece)
+    return settled
+
+
+def _with_thought(pieces: Sequence[Piece], num_chars: int) -> list[Piece]:
+    """Pieces whose last content of so many characters is reasoning, if they hold all of it."""
+    changed: list[Piece] = []
+    left = num_chars
+    for at in range(len(pieces) - 1, -1, -1):
+        piece = pieces[at]
+        if not left or not isinstance(piece, ContentText):
+            break
+        begin = max(0, len(piece.text) - left)
+        left -= len(piece.text) - begin
+        changed.insert(0, ReasoningText(piece.text[begin:]))
+        if begin:
+            changed.insert(0, ContentText(piece.text[:begin]))
+        if not left:
+            return [*pieces[:at], *changed]
+    return list(pieces)
 
 
 @dataclass(slots=True)

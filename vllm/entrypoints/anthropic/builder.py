@@ -34,6 +34,7 @@ from vllm.parser.pieces import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    settle_thoughts,
 )
 
 
@@ -71,7 +72,7 @@ class MessageBuilder:
     def add(self, pieces: Sequence[Piece]) -> list[Event]:
         """Take in the next pieces."""
         out: list[Event] = []
-        for piece in pieces:
+        for piece in settle_thoughts(pieces):
             match piece:
                 case ReasoningText(text):
                     out += self._switch(ThinkingBlock)

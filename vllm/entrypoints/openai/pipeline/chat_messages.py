@@ -16,6 +16,7 @@ from vllm.parser.pieces import (
     ReasoningText,
     ToolCallArguments,
     ToolCallStart,
+    settle_thoughts,
 )
 
 
@@ -36,7 +37,7 @@ def chat_message(answer: ParsedAnswer, with_reasoning: bool) -> ChatMessageBody:
 def chat_deltas(pieces: Iterable[Piece], with_reasoning: bool) -> list[ChatDelta]:
     """Return what is new of a message, in as few deltas as keep the order; none for nothing."""
     deltas: list[ChatDelta] = []
-    for piece in pieces:
+    for piece in settle_thoughts(list(pieces)):
         match piece:
             case ReasoningText(text):
                 if with_reasoning:

@@ -29,6 +29,7 @@ from vllm.parser.pieces import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
+    settle_thoughts,
 )
 
 
@@ -97,7 +98,7 @@ class ResponseBuilder:
             logprobs: Of the tokens behind their content; they go with its first piece.
         """
         out: list[events.Event] = []
-        for piece in pieces:
+        for piece in settle_thoughts(pieces):
             match piece:
                 case ReasoningText(text):
                     out += self._add_reasoning(text)
