@@ -7,7 +7,10 @@ import json
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 # Prefixes that are followed; the least used go.
 _MAX_FOLLOWED = 64
@@ -75,6 +78,22 @@ class WarmList:
         kept.sort(key=lambda prefix: -prefix.weight)
         self._followed = kept[: self._most]
         self.has_news = True
+
+    def note_request(self, request: Request, unit: int) -> int:
+        """Take note of a request that ended, unless it leaves the cache alone.
+
+        Args:
+            request: The request.
+            unit: Tokens under one hash.
+
+        Returns:
+            The units of it that were noted.
+        """
+        if request.skip_reading_prefix_cache:
+            return 0
+        num_units = min(request.num_settled_tokens // unit, len(request.block_hashes))
+        self.note_use(request.block_hashes[:num_units])
+        return num_units
 
     def note_name(self, name: str, hashes: Sequence[bytes]) -> None:
         """Take note of a prefix that somebody asked to keep."""

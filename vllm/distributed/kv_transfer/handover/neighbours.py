@@ -108,9 +108,7 @@ class NeighbourConnector(TcpConnector):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Take note of what was used."""
-        if not request.skip_reading_prefix_cache:
-            num_units = min(request.num_settled_tokens // self._unit, len(request.block_hashes))
-            self._used.note_use(request.block_hashes[:num_units])
+        self._used.note_request(request, self._unit)
         return super().request_finished_all_groups(request, block_ids)
 
     # ---- taking ------------------------------------------------------------------------------

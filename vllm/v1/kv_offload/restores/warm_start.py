@@ -166,10 +166,9 @@ class Warming:
 
     def note_end(self, request: Request) -> None:
         """Take note of a request that ended."""
-        if not self._most or request.skip_reading_prefix_cache:
+        if not self._most:
             return
-        num_units = min(request.num_settled_tokens // self._layout.unit, len(request.block_hashes))
-        self._list.note_use(request.block_hashes[:num_units])
+        num_units = self._list.note_request(request, self._layout.unit)
         for offset in request.cache_ttls:
             units = offset // self._layout.unit
             if units <= num_units:
