@@ -24,9 +24,9 @@ import torch
 
 from benchmarks.result import print_result
 from tests.model_executor.models.harness import PagedHarness
-from vllm.assets.deepseek_v4_tensors import tensor_specs
-from vllm.assets.make_deepseek_v4 import CONFIG
-from vllm.assets.published_spelling import Spelling, write_config, write_shards
+from tools.checkpoints.deepseek_v4_tensors import tensor_specs
+from tools.checkpoints.make_deepseek_v4 import CONFIG
+from tools.checkpoints.published_spelling import Spelling, write_config, write_shards
 from vllm.model_executor.layers.quantization import ExpertsSpec, MatrixSpec
 from vllm.model_executor.layers.quantization.storages import PlainRows
 from vllm.model_executor.layers.quantization.stored_matrix import (

@@ -23,9 +23,9 @@ import torch
 
 from benchmarks.engine import CONFIG, build_reference, make_prompts
 from benchmarks.result import print_result
+from tools.checkpoints.published_spelling import Spelling
+from tools.checkpoints.quantise import quantise_checkpoint
 from vllm import LLM, SamplingParams
-from vllm.assets.published_spelling import Spelling
-from vllm.assets.quantise import quantise_checkpoint
 
 ASSETS = Path(__file__).resolve().parent.parent / "vllm" / "assets" / "deepseek-v4"
 PROMPT_LEN = 48

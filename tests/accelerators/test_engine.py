@@ -21,9 +21,9 @@ from tests.model_executor.models.decoder.reference import (
 )
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.spec_decode.tiny_engine import write_tiny
+from tools.checkpoints.published_spelling import Spelling
+from tools.checkpoints.quantise import quantise_checkpoint
 from vllm import LLM, SamplingParams, TokensPrompt, platforms
-from vllm.assets.published_spelling import Spelling
-from vllm.assets.quantise import quantise_checkpoint
 from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.model_executor.models.decoder.feed_forward import ExpertBank
 from vllm.platforms.cpu import CpuPlatform

@@ -37,7 +37,7 @@ from tests.model_executor.models.hf_reference import build_hf_model as build_v4
 from tests.model_executor.models.hf_reference import published_tensors as v4_tensors
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.model_executor.published import load_stored, write_published
-from vllm.assets.published_spelling import Spelling
+from tools.checkpoints.published_spelling import Spelling
 from vllm.gpu.decode_graphs import DecodeGraphs, choose_shapes, choose_sizes
 from vllm.gpu.step_model import (
     can_replay,

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.quantised import write_twin
 from tests.e2e.server_process import ServerProcess
+from tools.checkpoints.quantise import quantise_checkpoint
 from vllm import LLM, SamplingParams
-from vllm.assets.quantise import quantise_checkpoint
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.model_executor.layers.quantization.plain_decode import plain_fp4, plain_fp8
 from tests.model_executor.models.hf_reference import randomize_
-from vllm.assets.published_spelling import Spelling
-from vllm.assets.quantise import quantise_checkpoint
+from tools.checkpoints.published_spelling import Spelling
+from tools.checkpoints.quantise import quantise_checkpoint
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config

@@ -18,7 +18,7 @@ from tests.model_executor.published import (
     write_published,
 )
 from tests.native.test_library import builds, make_context, multiply
-from vllm.assets.published_spelling import Spelling
+from tools.checkpoints.published_spelling import Spelling
 from vllm.model_executor.layers.quantization.encode import encode_fp4_groups, encode_fp8_blocks
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,

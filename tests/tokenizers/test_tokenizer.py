@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from vllm.assets.make_deepseek_v4 import BOS, EOS
+from tools.checkpoints.make_deepseek_v4 import BOS, EOS
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.tokenizers import Tokenizer

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tools.checkpoints.make_deepseek_v4 import CONFIG, CORPUS, write_texts
 from tools.embedded_model.checkpoint import save_weights
 from tools.embedded_model.forward import TrainModel
 from tools.embedded_model.vocabulary import make_tokenizer
-from vllm.assets.make_deepseek_v4 import CONFIG, CORPUS, write_texts
 
 
 def read_weights(state: Path) -> dict[str, Tensor]:

@@ -20,13 +20,13 @@ import torch._dynamo.config
 import torch.nn.functional as F
 from torch import Tensor
 
+from tools.checkpoints.make_deepseek_v4 import CONFIG, EMBEDDED
 from tools.embedded_model.batches import ABOUT_TEXT, Batch, Encoder, make_batch
 from tools.embedded_model.checkpoint import load_weights
 from tools.embedded_model.conversations import Recipe
 from tools.embedded_model.forward import Attended, Output, Settings, TrainModel
 from tools.embedded_model.optimizer import make_optimizers
 from tools.embedded_model.start import lay_out, tie_spellings
-from vllm.assets.make_deepseek_v4 import CONFIG, EMBEDDED
 
 
 def looking_loss(

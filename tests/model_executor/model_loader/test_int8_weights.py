@@ -15,8 +15,8 @@ from tests.model_executor.models.tiny_config import tiny_config
 from tests.model_executor.published import plain_model, write_published
 from tests.native.test_library import make_context
 from tests.native.test_panels import BINDER
+from tools.checkpoints.published_spelling import Spelling
 from vllm import LLM
-from vllm.assets.published_spelling import Spelling
 from vllm.exceptions import CheckpointError, ConfigError
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
 from vllm.model_executor.layers.quantization import MatrixSpec

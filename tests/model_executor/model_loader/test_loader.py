@@ -148,7 +148,7 @@ def test_unknown_format(tmp_path):
 
 
 def test_embedded_checkpoint_fits_its_own_table():
-    from vllm.assets.make_deepseek_v4 import CONFIG
+    from tools.checkpoints.make_deepseek_v4 import CONFIG
     from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 
     model = FakeModel(CONFIG)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.model_executor.models.tiny_config import tiny_config
 from tests.model_executor.published import load_stored, read_all, write_published
-from vllm.assets.published_spelling import Spelling
+from tools.checkpoints.published_spelling import Spelling
 from vllm.exceptions import (
     CheckpointError,
     UnsupportedFeatureError,

@@ -1,7 +1,7 @@
 import pytest
 
-from vllm.assets.deepseek_v4_tensors import tensor_specs
-from vllm.assets.make_deepseek_v4 import CONFIG
+from tools.checkpoints.deepseek_v4_tensors import tensor_specs
+from tools.checkpoints.make_deepseek_v4 import CONFIG
 from vllm.model_executor.model_loader.weight_names import (
     TensorPart,
     published_name,

@@ -17,7 +17,7 @@ from tests.model_executor.published import (
     read_all,
     write_published,
 )
-from vllm.assets.published_spelling import Spelling
+from tools.checkpoints.published_spelling import Spelling
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts

@@ -14,7 +14,7 @@ from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.model_executor.models.tiny_config import tiny_config
 from tests.model_executor.published import write_published
-from vllm.assets.published_spelling import Spelling
+from tools.checkpoints.published_spelling import Spelling
 from vllm.distributed.parallel_state import SingleProcessGroup
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.loader import (

@@ -6,12 +6,12 @@ import re
 import pytest
 import tokenizers
 
+from tools.checkpoints.make_deepseek_v4 import EMBEDDED
 from tools.embedded_model import facts, words
 from tools.embedded_model.batches import ABOUT_TEXT, Encoder, make_batch
 from tools.embedded_model.calls import any_tools, tool_call, tool_section
 from tools.embedded_model.conversations import UNKNOWN, Recipe, conversation
 from tools.embedded_model.pieces import tag_words
-from vllm.assets.make_deepseek_v4 import EMBEDDED
 
 RECIPES = {
     "repeats": Recipe(256, repeats=1.0),

@@ -6,9 +6,9 @@ import random
 import pytest
 import tokenizers
 
+from tools.checkpoints.make_deepseek_v4 import CORPUS, EMBEDDED
 from tools.embedded_model import words
 from tools.embedded_model.vocabulary import make_tokenizer
-from vllm.assets.make_deepseek_v4 import CORPUS, EMBEDDED
 
 
 @pytest.mark.slow

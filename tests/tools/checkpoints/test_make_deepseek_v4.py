@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from tools.checkpoints import make_deepseek_v4
+from tools.checkpoints.deepseek_v4_tensors import tensor_specs
+from tools.checkpoints.make_deepseek_v4 import CONFIG, CORPUS, EMBEDDED, PAD, SEED, make_weights
 from tools.embedded_model.vocabulary import LATE_TOKENS
-from vllm.assets import make_deepseek_v4
-from vllm.assets.deepseek_v4_tensors import tensor_specs
-from vllm.assets.make_deepseek_v4 import CONFIG, CORPUS, EMBEDDED, PAD, SEED, make_weights
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.cpu import CpuPlatform

@@ -1,6 +1,6 @@
 """Converts a float DeepSeek-V4 checkpoint to the published FP8 and FP4 spelling.
 
-    python -m vllm.assets.quantise --source FLOAT_FOLDER --out FOLDER
+    python -m tools.checkpoints.quantise --source FLOAT_FOLDER --out FOLDER
 
 The source may be in any spelling that the loader reads. Matrices are rounded; what is not a matrix
 of a layer keeps its values as far as BF16 and FP32 do. Other files (tokenizer, generation config)
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vllm.assets.published_spelling import Spelling, write_config, write_shards
+from tools.checkpoints.published_spelling import Spelling, write_config, write_shards
 from vllm.exceptions import ConfigError, VllmError
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files, read_headers
 from vllm.model_executor.model_loader.loader import take_part

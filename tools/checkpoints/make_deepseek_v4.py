@@ -1,6 +1,6 @@
 """The embedded checkpoint's configuration, and untrained weights of its shape.
 
-    python -m vllm.assets.make_deepseek_v4 --out FOLDER
+    python -m tools.checkpoints.make_deepseek_v4 --out FOLDER
 
 writes a checkpoint like the embedded one with random weights. Running it again gives the same
 bytes, on any machine: the numbers come from integer draws and IEEE arithmetic alone. The embedded
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from vllm.assets.deepseek_v4_tensors import Array, tensor_specs
+from tools.checkpoints.deepseek_v4_tensors import Array, tensor_specs
 
 SEED = 20260424
-EMBEDDED = Path(__file__).resolve().parent / "deepseek-v4"
+EMBEDDED = Path(__file__).resolve().parents[2] / "vllm" / "assets" / "deepseek-v4"
 CORPUS = EMBEDDED / "corpus.txt"
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.model_executor.published import read_all
-from vllm.assets.published_spelling import Spelling
-from vllm.assets.quantise import quantise_checkpoint
+from tools.checkpoints.published_spelling import Spelling
+from tools.checkpoints.quantise import quantise_checkpoint
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 
@@ -115,8 +115,8 @@ def test_what_cannot_be_converted(published: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vllm.assets.quantise", "--source", str(EMBEDDED)]
-    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "tools.checkpoints.quantise", "--source", str(EMBEDDED)]
+    root = Path(__file__).resolve().parents[3]
     out = tmp_path / "out"
     options = ["--out", str(out), "--group-size", "16", "--max-shard-bytes", "1M"]
     done = subprocess.run(
