@@ -8,9 +8,9 @@ import pytest
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.tokenizers.order_templates import ANYTHING, NO_SYSTEM, ORDERS
 from vllm.tokenizers import ChatOptions
-from vllm.tokenizers.chat_messages import ChatMessage
+from vllm.tokenizers.chat_messages import ChatMessage, parse_messages
 from vllm.tokenizers.chat_template import JinjaChatEncoder
-from vllm.tokenizers.fitted_messages import fit_messages
+from vllm.tokenizers.fitted_messages import fit_messages, put_results_first
 from vllm.tokenizers.template_traits import TemplateTraits
 
 ROLES = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
@@ -66,7 +66,7 @@ def test_a_template_that_takes_all_gets_all_as_it_is() -> None:
         ("UASU", "[Q]text00[/Q]text01[/A][Q]text02\n\ntext03[/Q]", ((2, 3),)),
         ("UAS", "[Q]text00[/Q]text01[/A][Q]text02[/Q]", ()),
         ("UCTU", "[Q]text00[/Q][C]{}[/C][R]text02\n\ntext03[/R]", ((2, 3),)),
-        ("UCUT", "[Q]text00[/Q][C]{}[/C][R]text02\n\ntext03[/R]", ((2, 3),)),
+        ("UCUT", "[Q]text00[/Q][C]{}[/C][R]text03\n\ntext02[/R]", ((3, 2),)),
         ("UUAA", "[Q]text00\n\ntext01[/Q]text02\n\ntext03[/A]", ((0, 1), (2, 3))),
     ],
 )
@@ -97,6 +97,22 @@ def test_messages_that_cannot_be_apart_keep_calls_and_reasoning() -> None:
     fitted = fit_messages(list(enumerate(messages)), TemplateTraits())
     assert [placed.places for placed in fitted] == [(0,), (1, 2)]
     assert fitted[1].message == ChatMessage("assistant", "a", reasoning="r\n\ns")
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ("UCTU", [0, 1, 2, 3]),
+        ("UCUT", [0, 1, 3, 2]),
+        ("UCUTUTA", [0, 1, 3, 5, 2, 4, 6]),
+        ("UCUATU", [0, 1, 2, 3, 4, 5]),
+        ("UUSU", [0, 1, 2, 3]),
+        ("CUSUT", [0, 1, 2, 3, 4]),
+        ("CUCUT", [0, 1, 2, 4, 3]),
+    ],
+)
+def test_results_stand_behind_their_calls(shape: str, order: list[int]) -> None:
+    assert put_results_first(parse_messages(make_chat(shape))) == order
 
 
 def test_parts_stay_parts_where_nothing_is_joined() -> None:

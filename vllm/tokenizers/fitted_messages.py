@@ -5,7 +5,7 @@
     assistant, system, user               assistant, system + user
     assistant, system, assistant          assistant, user (the system's text), assistant
     user, user                            user + user
-    call, user, result, user              call, user + result + user
+    call, user, result, user              call, result + user + user
 
 Texts that are joined stand in their order, a blank line between them.
 """
@@ -47,12 +47,32 @@ def fit_messages(
         fitted = _fit_late_systems(fitted)
     if not traits.lone_system and not any(p.message.role == "user" for p in fitted):
         fitted = [_as_user(p) if p.message.role == "system" else p for p in fitted]
+    if not traits.user_before_result:
+        order = put_results_first([placed.message for placed in fitted])
+        fitted = [fitted[i] for i in order]
     if not traits.user_behind_result:
         fitted = _fit_beside_results(fitted)
     for role in ("user", "assistant"):
         if role not in traits.neighbours:
             fitted = _join_runs(fitted, role)
     return fitted
+
+
+def put_results_first(messages: Sequence[ChatMessage]) -> list[int]:
+    """Return the order in which results stand right behind their calls, before questions there."""
+    order: list[int] = []
+    waiting: list[int] = []
+    is_behind_call = False
+    for i, message in enumerate(messages):
+        if is_behind_call and message.role == "user":
+            waiting.append(i)
+            continue
+        if message.role != "tool":
+            order += waiting
+            waiting = []
+            is_behind_call = bool(message.tool_calls)
+        order.append(i)
+    return order + waiting
 
 
 def _num_leading_systems(messages: Sequence[PlacedMessage]) -> int:
@@ -101,20 +121,11 @@ def _fit_late_systems(messages: list[PlacedMessage]) -> list[PlacedMessage]:
 
 
 def _fit_beside_results(messages: list[PlacedMessage]) -> list[PlacedMessage]:
-    """Make questions beside results of calls part of these."""
+    """Make questions behind results of calls part of these."""
     fitted: list[PlacedMessage] = []
-    waiting: PlacedMessage | None = None
-    for i, placed in enumerate(messages):
-        role = placed.message.role
-        after = messages[i + 1].message.role if i + 1 < len(messages) else None
-        before = fitted[-1].message if fitted else None
-        if role == "user" and before is not None and before.role == "tool":
+    for placed in messages:
+        if placed.message.role == "user" and fitted and fitted[-1].message.role == "tool":
             fitted[-1] = _join(fitted[-1], placed)
-        elif role == "user" and before is not None and before.tool_calls and after == "tool":
-            waiting = placed
-        elif role == "tool" and waiting is not None:
-            fitted.append(_join(waiting, placed, placed.message))
-            waiting = None
         else:
             fitted.append(placed)
     return fitted
@@ -135,19 +146,11 @@ def _as_user(placed: PlacedMessage) -> PlacedMessage:
     return replace(placed, message=replace(placed.message, role="user"))
 
 
-def _join(
-    first: PlacedMessage, second: PlacedMessage, kept: ChatMessage | None = None
-) -> PlacedMessage:
-    """Return one message of two.
-
-    Args:
-        first: The earlier.
-        second: The later.
-        kept: Which of them it is a longer form of; None: the first.
-    """
+def _join(first: PlacedMessage, second: PlacedMessage) -> PlacedMessage:
+    """Return one message of two: the first, longer."""
     one, two = first.message, second.message
     joined = replace(
-        one if kept is None else kept,
+        one,
         content=_BETWEEN.join(text for text in (one.content, two.content) if text),
         reasoning=_BETWEEN.join(text for text in (one.reasoning, two.reasoning) if text),
         tool_calls=(*one.tool_calls, *two.tool_calls),

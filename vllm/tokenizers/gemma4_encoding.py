@@ -29,6 +29,7 @@ from vllm.tokenizers.chat_messages import (
     parse_messages,
 )
 from vllm.tokenizers.chat_tools import ToolSpec
+from vllm.tokenizers.fitted_messages import put_results_first
 from vllm.tokenizers.gemma4_tools import spell_call, spell_result, spell_tool
 from vllm.tokenizers.guarded_messages import guard_messages
 from vllm.tokenizers.literal_text import LiteralText
@@ -94,6 +95,8 @@ class Gemma4ChatEncoder:
         check_options(options, parsed)
         placed, has_line = leave_out_billing_line(enumerate(parsed), self._keeps_billing_line)
         parsed = [message for _, message in placed]
+        # The format shows results right behind their calls, and no others.
+        parsed = [parsed[i] for i in put_results_first(parsed)]
         guarded = guard_messages(self._literal_text, parsed, options.tools)
         text = self._bos + render(guarded.messages, guarded.tools, _read_format(options))
         text, token_ids = guarded.encode(self._tokenizer, text, options)

@@ -27,6 +27,7 @@ _LATE_SYSTEMS: Sequence[Chat] = (
     (PROBE_USER, _SYSTEM, _SAID, _LATER_USER),
     (PROBE_USER, _SAID, _SYSTEM, _LATER_USER),
     (PROBE_USER, _SAID, _SYSTEM),
+    (PROBE_USER, _SAID, _SYSTEM, _SAID_TOO, _LATER_USER),
     (_SECOND_SYSTEM, PROBE_USER, _SYSTEM, _SAID, _LATER_USER),
 )
 _NEIGHBOURS: Mapping[str, Chat] = {
@@ -46,6 +47,7 @@ class TemplateTraits:
         lone_system: One without a question.
         neighbours: Roles of which two messages may follow each other.
         user_behind_result: A question behind what a call gave.
+        user_before_result: A question between a call and what it gave.
         parts: In which form contents go.
         text_arguments: Arguments of calls must be texts, not objects.
         tool_form: How much of what is optional in a tool must be there.
@@ -58,6 +60,7 @@ class TemplateTraits:
     lone_system: bool = False
     neighbours: frozenset[str] = frozenset()
     user_behind_result: bool = False
+    user_before_result: bool = False
     parts: PartRoles = field(default_factory=PartRoles)
     text_arguments: bool = False
     tool_form: ToolForm = TOOL_FORMS[0]
@@ -89,7 +92,16 @@ def find_traits(render: Callable[[Chat], str], known: TemplateTraits) -> Templat
         neighbours=frozenset(role for role, chat in _NEIGHBOURS.items() if takes(chat)),
         user_behind_result=takes((PROBE_USER, _CALL, _RESULT, _LATER_USER))
         or not takes((PROBE_USER, _CALL, _RESULT)),
+        user_before_result=_shows_result(render, (PROBE_USER, _CALL, _LATER_USER, _RESULT)),
     )
+
+
+def _shows_result(render: Callable[[Chat], str], chat: Chat) -> bool:
+    try:
+        shown = render(chat)
+    except UserInputError:
+        return False
+    return _RESULT.content in shown and _LATER_USER.content in shown
 
 
 def shows_tools(render: Callable[[Chat], str]) -> bool:
