@@ -53,6 +53,7 @@ format: $(VENV)/.dev
 figures: $(VENV)/.serve
 	$(BIN)/python -m benchmarks.figures write
 	$(BIN)/python -m tools.options_doc
+	$(BIN)/python -m tools.layers_doc
 
 # The documentation site, into build/site; a dead link or anchor is an error.
 docs: $(DOCS_VENV)/.ready

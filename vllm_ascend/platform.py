@@ -125,7 +125,6 @@ class NPUPlatform(AscendPlatform):
 
     device_type = "npu"
     device_name = "npu"
-    dispatch_key = "PrivateUse1"
     ray_device_key = "NPU"
     device_control_env_var = "ASCEND_RT_VISIBLE_DEVICES"
     dist_backend = "hccl"

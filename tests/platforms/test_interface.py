@@ -17,7 +17,6 @@ class SizedPlatform(Platform):
 
     device_type = "sized"
     device_name = "sized"
-    dispatch_key = "PrivateUse1"
 
     def make_device(self, local_rank: int):
         raise AssertionError("not asked for here")

@@ -32,7 +32,6 @@ class CpuPlatform(Platform):
 
     device_type = "cpu"
     device_name = "cpu"
-    dispatch_key = "CPU"
     ray_device_key = "CPU"
     dist_backend = "gloo"
     reads_panels = True

@@ -36,7 +36,6 @@ class CudaPlatform(Platform):
 
     device_type = "cuda"
     device_name = "cuda"
-    dispatch_key = "CUDA"
     ray_device_key = "GPU"
     device_control_env_var = "CUDA_VISIBLE_DEVICES"
     dist_backend = "nccl"
@@ -170,7 +169,6 @@ class CudaReferencePlatform(CudaPlatform, CpuPlatform):
     device_type = "cpu"
     reads_panels = False
     device_name = "cuda-reference"
-    dispatch_key = "CPU"
     ray_device_key = "CPU"
     device_control_env_var = ""
     dist_backend = "gloo"

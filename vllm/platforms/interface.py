@@ -32,7 +32,6 @@ class Platform(ABC):
     Attributes:
         device_type: torch's name of the device ("cpu", "cuda", "npu").
         device_name: For people.
-        dispatch_key: torch's dispatch key of the device's tensors.
         ray_device_key: Resource name in a Ray cluster; "" where Ray knows none.
         device_control_env_var: Variable that selects visible devices; "" where there is none.
         dist_backend: Collective backend of torch.distributed.
@@ -43,7 +42,6 @@ class Platform(ABC):
 
     device_type: ClassVar[str]
     device_name: ClassVar[str]
-    dispatch_key: ClassVar[str]
     ray_device_key: ClassVar[str] = ""
     device_control_env_var: ClassVar[str] = ""
     dist_backend: ClassVar[str] = "gloo"
