@@ -21,7 +21,7 @@ _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASC
 _PYTHON_NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _SPACE = re.compile(r"[ \t\r\n]*")
 _KEY_NAME = re.compile(r"[A-Za-z_$][\w$.-]*")
-_WORD = re.compile(r"[^\s,:\[\]{}()\"'=]+")
+_WORD = re.compile(r"[^ \t\r\n,:\[\]{}()\"'=]+")
 _LOOSE_WORD = re.compile(r"[^,:\[\]{}()\"'=]+")
 _LOOSE_VALUE = re.compile(r"[^,\[\]{}()\"']+")
 _PLAIN = {
