@@ -18,6 +18,7 @@ from vllm.v1.engine.data_parallel.cache_changes import CacheChanges
 from vllm.v1.engine.data_parallel.ranks import agree_on_hashes, make_rank_config
 from vllm.v1.engine.data_parallel.router import make_prompt_hasher
 from vllm.v1.engine.data_parallel.short_hash import shorten
+from vllm.v1.request_options import RequestOptions
 
 
 def stored(group: int, *hashes: int) -> BlockStored:
@@ -101,7 +102,11 @@ def test_the_front_end_hashes_as_the_core_does(config, salt: str | None) -> None
     hash_prompt = make_prompt_hasher(agreed, 16)
     asked = request(prompt=range(50), max_tokens=1)
     asked = type(asked)(
-        "r", asked.prompt_token_ids, asked.sampling_params, arrival_time=0.0, cache_salt=salt
+        "r",
+        asked.prompt_token_ids,
+        asked.sampling_params,
+        0.0,
+        options=RequestOptions(cache_salt=salt),
     )
     hashes = list(hash_prompt(asked))
     assert len(hashes) == 3
