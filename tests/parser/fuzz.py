@@ -291,6 +291,13 @@ def _drop_letters(text: str, rng: random.Random) -> str:
     return text[:at] + text[at + rng.randint(1, 4) :]
 
 
+def _odd_letters(text: str, rng: random.Random) -> str:
+    """What some take for white space, and letters that mean something to a format."""
+    at = rng.randint(0, len(text))
+    letters = "\u00a0\x0b\u2028\x85\x1c\\'\"`{}[]()<>|=:,;"
+    return text[:at] + rng.choice(letters) * rng.randint(1, 3) + text[at:]
+
+
 def _other_body(text: str, rng: random.Random) -> str:
     """Another spelling of a call between the family's own marks."""
     body = rng.choice([_dumps({"name": "find", "arguments": {"cmd": "ls"}}),
@@ -306,6 +313,7 @@ def _other_body(text: str, rng: random.Random) -> str:
 
 BREAKS: Sequence[Callable[[str, random.Random], str]] = [
     *(_drop_tag, _double_tag, _foreign_tag, _add_tag, _cut, _mix, _drop_letters, _other_body),
+    *(_odd_letters, _odd_letters),
     *(_replace('"', "'"), _replace("{", "("), _replace("}", ")"), _replace("true", "True")),
     *(_replace("null", "None"), _replace(": ", "="), _replace(Q, '"'), _replace("}", "")),
     *(_replace(",", ",,"), _replace("\n", ""), _replace("run_shell", "run_shel")),
@@ -400,6 +408,7 @@ def _said(text: str, is_harmony: bool) -> str:
     """A text without what is markup, whole or broken."""
     if is_harmony:
         text = _HARMONY_WORD.sub(" ", text)
+    text = re.sub(r"\b(?:name|string)\s*=", " ", text)
     # The numbers of Kimi's calls are ids, which are told as such.
     text = re.sub(r"(?<=\w):\d+(?=\s*[<{(\[])", " ", text)
     return _TAG_LIKE.sub(" ", _MARK.sub(" ", text))

@@ -120,7 +120,7 @@ class _GemmaReader:
             delta.calls.append(CallEnded(False))
         elif self._object is not None:
             delta.calls += self._object.close()
-        raw = "".join((*self._raw, self._head, self._text))
+        raw = "".join((*self._raw, self._head, *(self._loose or ()), self._text))
         if not has_told and raw != self._opening:
             delta.calls.append(CallCut(raw))
         return delta

@@ -153,6 +153,11 @@ class JsonCallReader:
             # A fixed length: what is told may not depend on how the text came.
             head = _HEAD.match(self._head, 0, _MAX_HEAD_CHARS)
             if head is not None:
+                before = len(self._head) - len(text)
+                _, end = self._object.add(text[: head.end() - before])
+                self.fault = self._object.fault
+                if self.fault:
+                    return [], text[end:]
                 return self._begin(_read_name(head[1]), self._head[head.end() :])
             self._may_begin = len(self._head) < _MAX_HEAD_CHARS
         told, end = self._object.add(text)
