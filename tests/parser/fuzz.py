@@ -177,7 +177,7 @@ _MARK = re.compile("|".join(map(re.escape, sorted(MARKS, key=len, reverse=True))
 _TAG_LIKE = re.compile(rf"</?\|?{D[0]}?[\w{D[0]} ]*\|?[>=]?|\[/?[A-Z_]+\]?|\w+[>|]+|\w+\]")
 # The format's own words, and the beginning of one where the answer ends or a tag stands.
 _HARMONY_WORD = re.compile(
-    r"\b(?:assistant|analysis|commentary|final|json)"
+    r"(?:assistant|analysis|commentary|final|json)"
     r"|\b(?:a(?:ss?|ssi|ssis|ssist|ssista|ssistan)|a(?:na?|nal|naly|nalys|nalysi)|f(?:i|in|ina)?"
     r"|c(?:o|om|omm|omme|ommen|omment|ommenta|ommentar)?|a|nt)(?=$|<)"
     r"|<\|?\w*\|?>?json\b"
