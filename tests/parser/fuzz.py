@@ -386,7 +386,7 @@ def find_fault(case: Case, rng: random.Random) -> str | None:
     lost = _letters(said) - _letters(told)
     if lost and case.reason == "stop":
         return f"something said is lost: {dict(lost)}"
-    if not told.strip() and said.strip():
+    if not told.strip() and _letters(said):
         return "something said is told as nothing"
     return None
 
@@ -408,7 +408,7 @@ def _said(text: str, is_harmony: bool) -> str:
     """A text without what is markup, whole or broken."""
     if is_harmony:
         text = _HARMONY_WORD.sub(" ", text)
-    text = re.sub(r"\b(?:name|string)\s*=", " ", text)
+    text = re.sub(r"\b(?:name|string)\s*(?:=|$)", " ", text)
     # The numbers of Kimi's calls are ids, which are told as such.
     text = re.sub(r"(?<=\w):\d+(?=\s*[<{(\[])", " ", text)
     return _TAG_LIKE.sub(" ", _MARK.sub(" ", text))

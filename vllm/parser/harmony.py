@@ -78,8 +78,8 @@ class HarmonyParser:
             if self._call is not None:
                 self._end_call(self._call, finish_reason, "", pieces)
         elif finish_reason == "stop":
-            self._end_head(self._head + rest, pieces)
-        elif _says_more(self._head + rest):
+            self._end_head(self._head + rest, pieces, is_cut=True)
+        elif _says_more(self._head + rest, is_cut=True):
             self._swallowed.append(self._head + rest)
         if not self._has_answered:
             # An answer that says something is not told as nothing.
@@ -130,9 +130,9 @@ class HarmonyParser:
             self._channel = "final"
             self._say(head + _MESSAGE, pieces)
 
-    def _end_head(self, head: str, pieces: list[Piece]) -> None:
+    def _end_head(self, head: str, pieces: list[Piece], *, is_cut: bool = False) -> None:
         """A head without a message: what it says beyond the format's words is text."""
-        if _says_more(head):
+        if _says_more(head, is_cut=is_cut):
             self._channel, self._call = "final", None
             self._say(head, pieces)
 
@@ -174,10 +174,12 @@ class HarmonyParser:
             self._swallowed.append(call.raw + mark)
 
 
-def _says_more(head: str) -> bool:
-    """Whether a head says more than the format's own words, or the beginning of one."""
+def _says_more(head: str, *, is_cut: bool = False) -> bool:
+    """Whether a head says more than the format's own words, or where it is cut their beginnings."""
     rest = _OF_HEADS.sub(" ", head).split()
-    return any(not any(word.startswith(part) for word in _CHANNELS) for part in rest)
+    if is_cut:
+        rest = [part for part in rest if not any(word.startswith(part) for word in _CHANNELS)]
+    return bool(rest)
 
 
 class _CallMessage:

@@ -29,7 +29,8 @@ _PLAIN = {
     "'": re.compile(r"[^'\"\\\x00-\x1f]+"),
 }
 _JSON_ESCAPES = frozenset('"\\/bfnrt')
-_PYTHON_ESCAPES = {"'": "'", "a": "\\u0007", "v": "\\u000b", "0": "\\u0000", "\n": ""}
+# Not those of bells and the like: what stands there is a path.
+_PYTHON_ESCAPES = {"'": "'", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 _MAX_DEPTH = 256

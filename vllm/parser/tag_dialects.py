@@ -29,6 +29,8 @@ from vllm.tokenizers.deepseek_v4_tools import BLOCK_GAP, DSML
 # Models misspell the outer tag, and leave it out: any tag opens a block.
 _TAG, _END_TAG = f"<{DSML}", f"</{DSML}"
 _OUTER = ("tool_calls", "toolcalls", "tool_call", "tool", "function_calls", "functions", "calls")
+_TAGS = ("invoke", "parameter", *_OUTER)
+_BEGUN_TAGS = "|".join(tag[:n] for tag in _TAGS for n in range(len(tag), 0, -1))
 DSML_TAGS = FieldTags(
     call=f"<{DSML}invoke",
     call_head=re.compile(r'\s+name\s*=\s*"(?P<name>[^"]+)"\s*>'),
@@ -40,7 +42,7 @@ DSML_TAGS = FieldTags(
     field_end=f"</{DSML}parameter>",
     block_ends=tuple(f"</{DSML}{name}>" for name in _OUTER),
     blocks=tuple(f"<{DSML}{name}>" for name in _OUTER),
-    unsaid=re.compile(rf'</?{DSML}\w*(?:\s+name\s*=?\s*"?)?\s*>?'),
+    unsaid=re.compile(rf'</?{DSML}(?:(?:{_BEGUN_TAGS})(?!\w))?(?:\s+name\s*=?\s*"?)?\s*>?'),
 )
 _DSML = TagFormats(DSML_TAGS)
 
