@@ -37,6 +37,16 @@ class HeldEncoder:
         return ChatPrompt("hi", [5], in_reasoning=False)
 
 
+def scope_of(route: str) -> dict[str, Any]:
+    """A connection's, as a server tells it."""
+    headers = [(b"content-type", b"application/json"), (b"host", b"t")]
+    return {
+        **{"type": "http", "method": "POST", "path": route, "raw_path": route.encode()},
+        **{"headers": headers, "query_string": b"", "http_version": "1.1", "scheme": "http"},
+        **{"client": ("c", 1), "server": ("s", 80), "root_path": ""},
+    }
+
+
 @pytest.mark.parametrize("route", list(BODIES))
 async def test_a_client_that_leaves_while_its_chat_is_read(
     serve: Callable[..., Served], route: str
@@ -52,13 +62,7 @@ async def test_a_client_that_leaves_while_its_chat_is_read(
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    headers = [(b"content-type", b"application/json"), (b"host", b"t")]
-    scope = {
-        **{"type": "http", "method": "POST", "path": route, "raw_path": route.encode()},
-        **{"headers": headers, "query_string": b"", "http_version": "1.1", "scheme": "http"},
-        **{"client": ("c", 1), "server": ("s", 80), "root_path": ""},
-    }
-    handling = asyncio.create_task(served.app(scope, incoming.get, send))
+    handling = asyncio.create_task(served.app(scope_of(route), incoming.get, send))
     assert await asyncio.to_thread(encoder.begun.wait, 30)
     assert served.state.num_open_requests == 1
     incoming.put_nowait({"type": "http.disconnect"})
@@ -69,6 +73,21 @@ async def test_a_client_that_leaves_while_its_chat_is_read(
     encoder.go_on.set()
     metrics = (await served.client.get("/metrics")).text
     assert "vllm:dropped_requests_total 1.0" in metrics
+
+
+@pytest.mark.parametrize("route", list(BODIES))
+async def test_a_client_that_leaves_in_the_middle_of_its_body(served: Served, route: str) -> None:
+    incoming: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+    incoming.put_nowait({"type": "http.request", "body": b'{"mess', "more_body": True})
+    incoming.put_nowait({"type": "http.disconnect"})
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await served.app(scope_of(route), incoming.get, send)
+    assert sent[0]["status"] == 499
+    assert served.state.num_open_requests == 0
 
 
 LONG = "word " * 60_000

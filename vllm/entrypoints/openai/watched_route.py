@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from fastapi import Request
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from vllm.entrypoints.openai.disconnect import until_disconnect
+from vllm.entrypoints.openai.disconnect import ClientGoneError, until_disconnect
 
 # Above this, the event loop would notice that json is several times slower than msgspec.
 _LARGE_BODY_BYTES = 256 * 1024
@@ -28,7 +29,7 @@ class WatchedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return what answers a request.
 
-        It raises ClientGoneError if the client left before the answer began.
+        It raises ClientGoneError if the client left before the answer began, in its body too.
         """
         answer = super().get_route_handler()
         turns = asyncio.Lock()
@@ -36,7 +37,10 @@ class WatchedRoute(APIRoute):
         async def answer_while_watched(request: Request) -> Response:
             request = _Request(request.scope, request.receive, turns)
             # Behind the body nothing comes but the client's end.
-            await request.body()
+            try:
+                await request.body()
+            except ClientDisconnect as error:
+                raise ClientGoneError from error
             return await until_disconnect(request.receive, answer(request))
 
         return answer_while_watched

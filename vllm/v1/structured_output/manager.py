@@ -119,9 +119,16 @@ class StructuredOutputManager:
                 refused.append((request_id, _make_deadline_error()))
         return refused
 
-    def note_contradiction(self, request_id: str, params: StructuredOutputsParams) -> None:
-        """Note that a request has ended because its grammar rules itself out."""
-        self._contradictions.append((request_id, make_contradiction_error(params)))
+    def note_refusal(self, request: Request, tokens: Sequence[int]) -> None:
+        """Note that a request has ended because its grammar refused tokens, or rules itself out."""
+        structured = request.structured_output_request
+        assert structured is not None
+        if structured.grammar.rules_itself_out:
+            error = make_contradiction_error(structured.params)
+            self._contradictions.append((request.request_id, error))
+            return
+        reason = structured.grammar.error or f"it refuses tokens {list(tokens)}"
+        logger.error("Request %s ends with its grammar: %s.", request.request_id, reason)
 
     def take_contradictions(self) -> list[tuple[str, VllmError]]:
         """Drain the requests that ended so, and what is wrong with them."""

@@ -195,11 +195,7 @@ class UpdatePass:
         if structured.grammar.accept_tokens(request.request_id, tokens):
             return False
         request.fail()
-        if structured.grammar.rules_itself_out:
-            self.grammars.note_contradiction(request.request_id, structured.params)
-            return True
-        reason = structured.grammar.error or f"it refuses tokens {tokens}"
-        logger.error("Request %s ends with its grammar: %s.", request.request_id, reason)
+        self.grammars.note_refusal(request, tokens)
         return True
 
     @staticmethod
