@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm.parser.literals import read_literal, spell_text
+from vllm.utils.json_references import follow_reference
 
 Check = Callable[[Any], bool]
 
@@ -174,23 +175,11 @@ class Schema:
             if not isinstance(node, Mapping) or not isinstance(node.get("$ref"), str):
                 return node
             beside = {key: value for key, value in node.items() if key != "$ref"}
-            target = self._find(node["$ref"])
+            target = follow_reference(self._root, node["$ref"])
+            # Of another document, or of nothing: anything may follow it.
+            target = True if target is None else target
             node = {"allOf": [target, beside]} if _says_something(beside) else target
         return True
-
-    def _find(self, reference: str) -> Any:
-        if not reference.startswith("#"):
-            return True  # of another document
-        node = self._root
-        for part in filter(None, reference.removeprefix("#").split("/")):
-            name = part.replace("%24", "$").replace("~1", "/").replace("~0", "~")
-            if isinstance(node, Mapping) and name in node:
-                node = node[name]
-            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
-                node = node[int(name)]
-            else:
-                return True
-        return node
 
     def _find_fields(self, node: Any, key: str, depth: int) -> list[Any]:
         """What is said of a member, all of which holds."""

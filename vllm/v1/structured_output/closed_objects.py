@@ -15,9 +15,9 @@ keywords, and each option of ``anyOf`` or ``oneOf`` with what stands beside the 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 from vllm.exceptions import UserInputError
+from vllm.utils.json_references import follow_reference
 
 _OPTIONS = ("anyOf", "oneOf")
 _CONDITIONAL = ("then", "else")
@@ -29,7 +29,6 @@ _LEADING_ON = ("allOf", *_OPTIONS, *_CONDITIONAL, "$ref")
 _ONE = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames")
 _SOME = ("prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
-_OPEN = ("additionalProperties", "unevaluatedProperties")
 # Schemas looked at in all: far more than a real one has, and a fraction of a second.
 _MAX_VISITS = 200_000
 _MAX_CHAIN = 64
@@ -167,7 +166,7 @@ class _Closing:
 
     def _copy(self, reference: str, beside: _Names) -> str:
         """Return a reference to a copy that is left open, where the definition would be closed."""
-        target = self._resolve(reference)
+        target = follow_reference(self._whole, reference)
         if not isinstance(target, dict):
             return reference
         names = self._gather(target)
@@ -219,23 +218,10 @@ class _Closing:
                     "leading to the next: refer to it more directly.",
                     "structured_outputs",
                 )
-            names.add(self._gather(self._resolve(reference), chain=(*chain, reference)))
+            names.add(
+                self._gather(follow_reference(self._whole, reference), chain=(*chain, reference))
+            )
         return names
-
-    def _resolve(self, reference: str) -> Any:
-        """Return what a reference within the schema points to; None: nothing."""
-        if not reference.startswith("#"):
-            return None
-        found: Any = self._whole
-        for step in unquote(reference[1:]).split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict):
-                found = found.get(step)
-            elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-                found = found[int(step)]
-            else:
-                return None
-        return found
 
     def _visit(self) -> None:
         self._visits += 1
