@@ -4,6 +4,7 @@
 """
 
 import argparse
+import itertools
 import json
 import random
 import re
@@ -379,9 +380,7 @@ def find_fault(case: Case, rng: random.Random) -> str | None:
             return "a whole call without an object"
         if is_whole and not all(_stands_in(leaf, case.text) for leaf in _leaves(arguments)):
             return "a whole call with a value that the text does not contain"
-    told = "".join(
-        piece.text for piece in pieces if isinstance(piece, ReasoningText | ContentText)
-    ) + "".join(name + arguments for name, arguments, _ in calls)
+    told = _told(pieces) + "".join(f"\0{name}\0{arguments}" for name, arguments, _ in calls)
     said = _said(case.text, case.family == "openai")
     lost = _letters(said) - _letters(told)
     if lost and case.reason == "stop":
@@ -389,6 +388,14 @@ def find_fault(case: Case, rng: random.Random) -> str | None:
     if not told.strip() and _letters(said):
         return "something said is told as nothing"
     return None
+
+
+def _told(pieces: list[Piece]) -> str:
+    """Reasoning and content; what another piece parts makes no word."""
+    return "\0".join(
+        "".join(piece.text for piece in run if isinstance(piece, ReasoningText | ContentText))
+        for _, run in itertools.groupby(pieces, type)
+    )
 
 
 def _unescaped(text: str) -> str:
@@ -405,7 +412,11 @@ def _letters(text: str) -> Counter[str]:
 
 
 def _said(text: str, is_harmony: bool) -> str:
-    """A text without what is markup, whole or broken."""
+    """A text without what is markup, whole or broken, and without constants.
+
+    Those are spelt in several ways, and one behind a bracket is the beginning of no tag.
+    """
+    text = _CONSTANT.sub(" ", text)
     if is_harmony:
         text = _HARMONY_WORD.sub(" ", text)
     text = re.sub(r"\b(?:name|string)\s*(?:=|$)", " ", text)

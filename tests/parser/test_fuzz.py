@@ -24,19 +24,16 @@ def test_well_formed_answers_keep_their_calls(family):
 
 
 def seconds_of(family: str, text: str) -> float:
-    """Processor time of reading a text, the best of three."""
-
-    def once() -> float:
-        parser = CHOICES[family].make_parser(ParseOptions(tools=TOOLS, tool_use=ToolUse.PARSE))
-        begin = time.process_time()
-        parser.feed(text, [])
-        parser.finish("stop")
-        return time.process_time() - begin
-
-    return min(once() for _ in range(3))
+    """Processor time of reading a text."""
+    parser = CHOICES[family].make_parser(ParseOptions(tools=TOOLS, tool_use=ToolUse.PARSE))
+    begin = time.process_time()
+    parser.feed(text, [])
+    parser.finish("stop")
+    return time.process_time() - begin
 
 
-def opening_marks() -> list[str]:
+def opening_marks(family: str) -> list[str]:
+    """A third of all marks, another for each family, and what begins a call."""
     begun = [
         '<tool_call>\n{"name": "find", "arguments": {"a": [',
         "<tool_call>\n<function=find>\n<parameter=cmd>\n</parameter>\n",
@@ -48,16 +45,18 @@ def opening_marks() -> list[str]:
         "\n",
     ]
     openings = [mark for mark in MARKS if mark[0] in "<[" and "/" not in mark and "end" not in mark]
-    return [*openings[::2], *begun]
+    return [*openings[list(CHOICES).index(family) % 3 :: 3], *begun]
 
 
 @pytest.mark.parametrize("family", CHOICES)
 def test_time_is_linear_in_the_text(family):
-    """Four times the text takes about four times as long, and not sixteen."""
-    for mark in opening_marks():
-        number = 8000 // len(mark)
-        small = seconds_of(family, mark * number)
-        if small < 0.002:
-            number *= 4
+    """Eight times the text takes about eight times as long, and not sixty-four."""
+    for mark in opening_marks(family):
+        number = 4000 // len(mark)
+
+        def is_linear(number: int = number, mark: str = mark) -> bool:
             small = seconds_of(family, mark * number)
-        assert seconds_of(family, mark * number * 4) < 10 * small + 0.05, mark
+            return seconds_of(family, mark * number * 8) < 24 * small + 0.05
+
+        # Another process may take the caches away: what is linear is so in one of three runs.
+        assert any(is_linear() for _ in range(3)), mark

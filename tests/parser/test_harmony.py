@@ -29,6 +29,11 @@ def message(channel: str, text: str) -> str:
         (CALL + "not JSON<|call|>", "", CALL + "not JSON<|call|>", []),
         ("<|channel|>commentary to=python<|message|>print(1)<|call|>", "",
          "<|channel|>commentary to=python<|message|>print(1)<|call|>", []),
+        # Which of two functions its arguments are for, nobody can say.
+        ("<|channel|>commentary to=functions.now to=functions.find<|message|>{}<|call|>", "",
+         "<|channel|>commentary to=functions.now to=functions.find<|message|>{}<|call|>", []),
+        ("<|channel|>commentary to=now to=functions.now<|message|>{}<|call|>", "", "",
+         [("now", "{}")]),
         (message("analysis", "hm") + message("final", "Yes."), "hm", "Yes.", []),
         ("No heads at all.", "", "No heads at all.", []),
         ("<|channel|>ana", "", "", []),

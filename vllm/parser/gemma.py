@@ -96,7 +96,8 @@ class _GemmaReader:
         self._text += text
         while not delta.ended:
             before, mark, self._text = self._marks.split(self._text)
-            self._add(before, delta)
+            if before:
+                self._add(before, delta)
             if mark is None:
                 return delta
             if mark == self._quote:
@@ -242,6 +243,9 @@ class _GemmaReader:
                 self._raw.clear()
             self._object = None
         text = self._head + "".join(self._loose or ())
+        if not text:
+            self._loose = None
+            return
         self._head, self._loose = "", None
         if text.strip() and not self._fault:
             calls = read_calls(text, self._offered, self._quote)
@@ -255,5 +259,7 @@ class _GemmaReader:
     def _failed(self, reason: str) -> list[CallDelta]:
         text = "".join(self._raw)
         self._raw.clear()
+        if text == self._opening:
+            return []
         said = text.replace(self._opening, "").replace(self._closing, "").replace(self._quote, "")
         return [CallFailed(text, reason)] if said.strip("},; \n") else []

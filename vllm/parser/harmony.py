@@ -120,7 +120,7 @@ class HarmonyParser:
         self._open(head)
         if self._call is None:
             self._end_head_of_text(head, pieces)
-        elif _says_more(_RECIPIENT.sub("", head)):
+        elif not self._call.fault and _says_more(_RECIPIENT.sub("", head)):
             # Not a word of the format, and none of the call.
             pieces.append(ContentText(_OF_HEADS.sub("", _RECIPIENT.sub("", head))))
         return True
@@ -137,12 +137,12 @@ class HarmonyParser:
             self._say(head, pieces)
 
     def _open(self, head: str) -> None:
-        channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
+        channel, recipients = _CHANNEL.search(head), _RECIPIENT.findall(head)
         self._channel = channel[1] if channel is not None else "final"
         self._head = None
         self._call = None
-        if recipient is not None:
-            self._call = _CallMessage(head + _MESSAGE, recipient[1], self._offered)
+        if recipients:
+            self._call = _CallMessage(head + _MESSAGE, recipients, self._offered)
 
     def _say(self, text: str, pieces: list[Piece]) -> None:
         if not text:
@@ -186,12 +186,20 @@ class _CallMessage:
     """One message to a recipient.
 
     Owns: its text, and the reader of its arguments from the brace on that opens them.
+
+    Args:
+        head: All that stands before its body.
+        recipients: As the head names them; where they differ nobody can say whose the body is.
+        offered: Functions that may be called.
     """
 
-    def __init__(self, head: str, recipient: str, offered: Offered) -> None:
+    def __init__(self, head: str, recipients: Sequence[str], offered: Offered) -> None:
         self._raw = [head]
-        self._name = recipient.removeprefix(_FUNCTIONS)
+        names = list(dict.fromkeys(item.removeprefix(_FUNCTIONS) for item in recipients))
+        self._name = names[0]
         self._fault = "" if offered.has(self._name) else offered.refusal(self._name)
+        if len(names) > 1:
+            self._fault = f"its head names several recipients: {', '.join(names)}"
         self._offered = offered
         self._arguments: ArgumentsReader | None = None
         self._tail: list[str] = []
@@ -200,6 +208,11 @@ class _CallMessage:
     def raw(self) -> str:
         """All of the message so far."""
         return "".join(self._raw)
+
+    @property
+    def fault(self) -> str:
+        """Why it is no call, as far as it was read; empty: nothing speaks against it."""
+        return self._fault
 
     @property
     def in_text(self) -> bool:

@@ -47,7 +47,8 @@ class Marks:
         """Cut ``text`` at its first mark, or before what may become one."""
         found = self._pattern.search(text)
         end = len(text) if found is None else found.start()
-        for at in range(max(0, len(text) - self._longest + 1), end):
+        begin = len(text) - self._longest + 1
+        for at in range(max(0, begin), end) if begin < end else ():
             if text[at:] in self._beginnings:
                 return Split(text[:at], None, text[at:])
         if found is None:

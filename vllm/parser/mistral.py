@@ -23,6 +23,7 @@ _TOOL_CALLS = "[TOOL_CALLS]"
 _HEAD = re.compile(r"\s*([^\[\]{}()\s]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(?=\{)")
 # What such a head begins with, as far as it is there.
 _MARKS_OF_HEAD = ("[CALL_ID]", "[ARGS]")
+_MARKS_BEGIN = frozenset(mark[:2] for mark in (*_MARKS_OF_HEAD, _TOOL_CALLS))
 _NAME = re.compile(r"[^\[\]{}\s(]{1,256}")
 _BEHIND_NAME = re.compile(r"\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?\s*")
 _MAX_HEAD_CHARS = 1024
@@ -97,7 +98,9 @@ class _MistralReader:
             return self._read_arguments(self._arguments, delta)
         if self._loose is not None:
             return self._read_loose(delta)
-        self._take(len(self._text) - len(self._text.lstrip()))
+        num_spaces = len(self._text) - len(self._text.lstrip())
+        if num_spaces:
+            self._take(num_spaces)
         if not self._text:
             return False
         char = self._text[0]
@@ -107,8 +110,7 @@ class _MistralReader:
         if self._in_array:
             return self._step_array(char, delta)
         if char == "[":
-            marks = (*_MARKS_OF_HEAD, _TOOL_CALLS)
-            if len(self._text) > 1 and any(mark.startswith(self._text[:2]) for mark in marks):
+            if self._text[:2] in _MARKS_BEGIN:
                 return self._end(delta, "its tags stand in another order")
             if len(self._text) == 1:
                 return False

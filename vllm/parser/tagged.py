@@ -89,6 +89,10 @@ class TaggedParser:
         own = (tags.start, tags.end) if tags is not None else ()
         blocks = dialect.marks if dialect is not None else ()
         self._leads = dialect.leads if dialect is not None else ()
+        # Texts that may go on to what counts only where the content begins.
+        self._beginnings = frozenset(
+            mark[:length] for mark in (*self._leads, *own) for length in range(1, len(mark) + 1)
+        ).difference(self._leads)
         self._telltales = dialect.telltales if dialect is not None else ()
         self._marks = Marks((*own, *blocks))
         ends = dialect is not None and dialect.ends_reasoning and options.may_call_in_thought
@@ -165,19 +169,18 @@ class TaggedParser:
         self._text = stripped
         if not stripped:
             return False
-        lead = next((lead for lead in self._leads if stripped.startswith(lead)), None)
-        if lead is not None:
+        if stripped.startswith(self._leads):
+            lead = next(lead for lead in self._leads if stripped.startswith(lead))
             self._text = stripped.removeprefix(lead)
             self._open_block(lead)
             return True
-        own = () if self._tags is None else (self._tags.start, self._tags.end)
-        if any(mark.startswith(stripped) for mark in (*self._leads, *own)):
+        if stripped in self._beginnings:
             return False
-        tag = next((tag for tag in own if stripped.startswith(tag)), None)
-        if tag is not None:
+        if self._tags is not None and stripped.startswith((self._tags.start, self._tags.end)):
+            opens = stripped.startswith(self._tags.start)
             self._space.clear()
-            self._text = stripped.removeprefix(tag)
-            if self._tags is not None and tag == self._tags.start:
+            self._text = stripped.removeprefix(self._tags.start if opens else self._tags.end)
+            if opens:
                 self._begin_reasoning()
             return True
         space = "".join(self._space)
