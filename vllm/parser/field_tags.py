@@ -1,7 +1,7 @@
 """Formats that write a call's fields between tags, and which tags in a value count."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,14 +57,11 @@ class FieldTags:
         return find_beginning(text, (self.field, *self.call_ends, *self.behind_call))
 
 
-def find_beginning(text: str, marks: Sequence[str]) -> str | None:
+def find_beginning(text: str, marks: tuple[str, ...]) -> str | None:
     """Return the mark that a text begins with; "": none; None: it may still become one."""
-    may_become = False
-    for mark in marks:
-        if text.startswith(mark):
-            return mark
-        may_become |= mark.startswith(text)
-    return None if may_become else ""
+    if text.startswith(marks):
+        return next(mark for mark in marks if text.startswith(mark))
+    return None if any(mark.startswith(text) for mark in marks) else ""
 
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"

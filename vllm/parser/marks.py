@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 # A text of many marks is cut off its beginning at each: so much of it at a time.
-_PART_CHARS = 1024
+_PART_CHARS = 256
 
 
 def parts_of(text: str) -> Iterator[str]:

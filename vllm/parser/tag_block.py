@@ -197,6 +197,10 @@ class TagBlockReader:
 
     def _step_call(self, delta: CallBlockDelta) -> bool:
         head = self._head(self._tags.call_head)
+        if head is None and self._text.startswith(self._tags.call):
+            # A tag that is doubled opens what it has opened.
+            self._take(_run_end(self._text, self._tags.call))
+            return True
         if head is None:
             return self._is_hopeless and self._end_block(delta, "its tag has no name")
         if not self._offered.has(head["name"]):
@@ -397,6 +401,14 @@ class TagBlockReader:
         self._raw.clear()
         says_nothing = says_nothing and not self._formats.says_something(text)
         return [] if says_nothing else [CallFailed(text, reason)]
+
+
+def _run_end(text: str, mark: str) -> int:
+    """Characters of a mark at the beginning of a text, however often it stands there."""
+    end = 0
+    while text.startswith(mark, end):
+        end += len(mark)
+    return end
 
 
 _STEPS: Mapping[_State, Callable[[TagBlockReader, CallBlockDelta], bool]] = {

@@ -93,6 +93,7 @@ class TaggedParser:
         self._beginnings = frozenset(
             mark[:length] for mark in (*self._leads, *own) for length in range(1, len(mark) + 1)
         ).difference(self._leads)
+        self._longest_beginning = max(map(len, self._beginnings), default=0)
         self._telltales = dialect.telltales if dialect is not None else ()
         self._marks = Marks((*own, *blocks))
         ends = dialect is not None and dialect.ends_reasoning and options.may_call_in_thought
@@ -174,7 +175,7 @@ class TaggedParser:
             self._text = stripped.removeprefix(lead)
             self._open_block(lead)
             return True
-        if stripped in self._beginnings:
+        if len(stripped) <= self._longest_beginning and stripped in self._beginnings:
             return False
         if self._tags is not None and stripped.startswith((self._tags.start, self._tags.end)):
             opens = stripped.startswith(self._tags.start)
