@@ -54,37 +54,47 @@ TYPES: Mapping[int, BlockType] = MappingProxyType(
         6: BlockType("Q5_0", 32, 22),
         7: BlockType("Q5_1", 32, 24),
         8: BlockType("Q8_0", 32, 34),
+        10: BlockType("Q2_K", 256, 84),
+        11: BlockType("Q3_K", 256, 110),
         12: BlockType("Q4_K", 256, 144),
         13: BlockType("Q5_K", 256, 176),
         14: BlockType("Q6_K", 256, 210),
+        16: BlockType("IQ2_XXS", 256, 66),
+        17: BlockType("IQ2_XS", 256, 74),
+        18: BlockType("IQ3_XXS", 256, 98),
+        19: BlockType("IQ1_S", 256, 50),
         20: BlockType("IQ4_NL", 32, 18),
+        21: BlockType("IQ3_S", 256, 110),
+        22: BlockType("IQ2_S", 256, 82),
         23: BlockType("IQ4_XS", 256, 136),
+        26: BlockType("I32", 1, 4),
+        29: BlockType("IQ1_M", 256, 56),
         30: BlockType("BF16", 1, 2),
+        34: BlockType("TQ1_0", 256, 54),
+        35: BlockType("TQ2_0", 256, 66),
         39: BlockType("MXFP4", 32, 17),
         40: BlockType("NVFP4", 64, 36),
+        41: BlockType("Q1_0", 128, 18),
+        42: BlockType("Q2_0", 64, 18),
     }
 )
-# Named where a file is refused for them.
+# Named where a file is refused for them: retired ones, those of sums, and plain ones of no weights.
 _OTHER_TYPES: Mapping[int, str] = MappingProxyType(
     {
+        4: "Q4_2",
+        5: "Q4_3",
         9: "Q8_1",
-        10: "Q2_K",
-        11: "Q3_K",
         15: "Q8_K",
-        16: "IQ2_XXS",
-        17: "IQ2_XS",
-        18: "IQ3_XXS",
-        19: "IQ1_S",
-        21: "IQ3_S",
-        22: "IQ2_S",
         24: "I8",
         25: "I16",
-        26: "I32",
         27: "I64",
         28: "F64",
-        29: "IQ1_M",
-        34: "TQ1_0",
-        35: "TQ2_0",
+        31: "Q4_0_4_4",
+        32: "Q4_0_4_8",
+        33: "Q4_0_8_8",
+        36: "IQ4_NL_4_4",
+        37: "IQ4_NL_4_8",
+        38: "IQ4_NL_8_8",
     }
 )
 
@@ -310,10 +320,10 @@ class _HeaderReader:
         sizes = [self._unpack("Q", f"a size of tensor {name!r}") for _ in range(num_dims)]
         kind = self._unpack("I", f"the type of tensor {name!r}")
         if kind not in TYPES:
-            spelled = _OTHER_TYPES.get(kind, f"number {kind}")
+            spelled = f" ({_OTHER_TYPES[kind]})" if kind in _OTHER_TYPES else ""
             raise UnsupportedFeatureError(
-                f"Tensor {name} of {self._file} is of type {spelled}, which is not served: use a "
-                f"file of {', '.join(block.name for block in TYPES.values())}."
+                f"Tensor {name} of {self._file} is of type number {kind}{spelled}, which is not "
+                f"served: use a file of {', '.join(block.name for block in TYPES.values())}."
             )
         offset = self._unpack("Q", f"the place of tensor {name!r}")
         return name, tuple(reversed(sizes)), TYPES[kind], offset

@@ -91,7 +91,23 @@ ARCHITECTURES = {
 }
 ARCHITECTURES |= {"gpt-oss": "gpt-oss", "gemma4": "gemma4", "qwen3.5": "qwen35"}
 ARCHITECTURES["qwen3.5-moe"] = "qwen35moe"
-SCALED = {Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K}
+# Where scales of fp16 lie in a block, if not at its start: IQ1_M's is in parts, and set apart.
+SCALES_AT = {
+    Type.Q4_1: (0, 2),
+    Type.Q5_1: (0, 2),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.TQ1_0: (52,),
+    Type.TQ2_0: (64,),
+}
+# How many times the scale a value is, about.
+STEPS = {Type.Q8_0: 70, Type.Q4_K: 240, Type.Q5_K: 480, Type.IQ4_XS: 1600, Type.IQ4_NL: 60}
+STEPS |= {Type.Q6_K: 2000, Type.Q2_K: 20, Type.Q3_K: 40, Type.IQ2_XXS: 60, Type.IQ2_XS: 60}
+STEPS |= {Type.IQ2_S: 60, Type.IQ3_XXS: 120, Type.IQ3_S: 130, Type.IQ1_S: 6, Type.IQ1_M: 6}
+STEPS |= {Type.TQ1_0: 1, Type.TQ2_0: 1, Type.Q1_0: 1}
 
 
 def random_blocks(kind: Type, num_rows: int, width: int, seed: int, size: float) -> np.ndarray:
@@ -104,17 +120,19 @@ def random_blocks(kind: Type, num_rows: int, width: int, seed: int, size: float)
         values = (scale * rng.uniform(0.5, 1.5, blocks.shape[:2])).astype(np.float16)
         blocks[:, :, at : at + 2] = values[..., None].view(np.uint8)
 
-    if kind == Type.Q6_K:
-        put(208, size / 2000)
-    elif kind == Type.NVFP4:
+    if kind == Type.NVFP4:
         blocks[:, :, :4] = rng.integers(1, 20, (*blocks.shape[:2], 4))
     elif kind == Type.MXFP4:
         blocks[:, :, 0] = rng.integers(119, 123, blocks.shape[:2])
+    elif kind == Type.IQ1_M:
+        # The top nibbles of four words are the scale.
+        scales = (size / STEPS[kind] * rng.uniform(0.5, 1.5, blocks.shape[:2])).astype(np.float16)
+        words = blocks[:, :, 48:].copy().view(np.uint16)
+        quarters = scales.view(np.uint16)[..., None] >> (4 * np.arange(4, dtype=np.uint16))
+        blocks[:, :, 48:] = ((words & 0xFFF) | ((quarters & 15) << 12)).view(np.uint8)
     else:
-        steps = {Type.Q8_0: 70, Type.Q4_K: 240, Type.Q5_K: 480, Type.IQ4_XS: 1600, Type.IQ4_NL: 60}
-        put(0, size / steps.get(kind, 8))
-        if kind in SCALED:
-            put(2, size / steps.get(kind, 8))
+        for at in SCALES_AT.get(kind, (0,)):
+            put(at, size / STEPS.get(kind, 8))
     return blocks.reshape(num_rows, -1)
 
 
@@ -125,7 +143,17 @@ def store(kind: Type, matrix: np.ndarray, seed: int) -> tuple[np.ndarray, np.nda
     else:
         # The package rounds to some types only; random blocks do as well.
         stored = random_blocks(kind, matrix.shape[0], matrix.shape[1], seed, float(matrix.std()))
-    return stored, gguf.quants.dequantize(stored, kind)
+    return stored, dequantize(stored, kind)
+
+
+def dequantize(stored: np.ndarray, kind: Type) -> np.ndarray:
+    """Returns what stored rows mean, fp32; the package has no decoder of Q1_0."""
+    if kind != Type.Q1_0:
+        return gguf.quants.dequantize(stored, kind)
+    blocks = stored.reshape(len(stored), -1, 18)
+    scales = blocks[..., :2].copy().view(np.float16).astype(np.float32)
+    bits = np.unpackbits(blocks[..., 2:], axis=-1, bitorder="little")
+    return np.where(bits == 1, scales, -scales).reshape(len(stored), -1)
 
 
 def pair_rows(matrix: np.ndarray, head_dim: int) -> np.ndarray:

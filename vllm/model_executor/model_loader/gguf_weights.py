@@ -16,6 +16,7 @@ from vllm.model_executor.layers.quantization.code_layouts import check_whole_sca
 from vllm.model_executor.layers.quantization.gguf_blocks import (
     BLOCK_FORMS,
     BlockPacker,
+    kept_block_bytes,
     read_blocks,
     scale_whole,
 )
@@ -248,13 +249,18 @@ class GgufWeights(MatrixStorages):
         self._tensors = {stored.name: (tensor, stored) for tensor, stored in _read_all(file)}
 
     def describe_types(self) -> str:
-        """Return the types of the matrices by their shares of the bytes, largest first."""
+        """Return the types of the matrices by their shares of the bytes, largest first.
+
+        With what all take in the file and, kept as panels, in memory.
+        """
         sizes: dict[str, int] = {}
         for tensor, stored in self._tensors.values():
             sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + stored.num_bytes
         total = max(1, sum(sizes.values()))
         shares = sorted(sizes.items(), key=lambda item: -item[1])
-        return ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in shares)
+        kept = sum(size * _growth(tensor_type) for tensor_type, size in sizes.items())
+        parts = ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in shares)
+        return f"{parts}; {total / 1e9:.2f} GB in the file, {kept / 1e9:.2f} GB in memory"
 
     def _find_storage(self, spec: MatrixSpec) -> Storage | None:
         name, in_size, out_size = spec.name, spec.in_size, spec.out_size
@@ -324,6 +330,13 @@ class GgufWeights(MatrixStorages):
         """See ``WeightQuantization``: plain bf16 matrices stay as stored."""
         types = {self._tensors[name][0].type.name for name in names if name in self._tensors}
         return torch.bfloat16 if types == {"BF16"} else None
+
+
+def _growth(type_name: str) -> float:
+    """Returns how many bytes of memory a byte of the file takes."""
+    if type_name in BLOCK_FORMS:
+        return kept_block_bytes(type_name) / BLOCK_FORMS[type_name].num_bytes
+    return 2.0 if type_name == "F16" else 1.0
 
 
 class _SiblingStorage(PackingStorage):

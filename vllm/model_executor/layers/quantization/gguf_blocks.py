@@ -21,57 +21,40 @@ Nibbles of a run of 32 are "half-split": the low ones of its 16 bytes are the fi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 
+from vllm.model_executor.layers.quantization.gguf_forms import (
+    BlockForm,
+    ReadCodes,
+    read_halves,
+    scale_alone,
+    split_nibbles,
+    spread_bits,
+)
+from vllm.model_executor.layers.quantization.gguf_low_bits import LOW_BIT_FORMS
 from vllm.model_executor.layers.quantization.nibble_words import pack_halves
 from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
     SIX_BIT_LIFT,
     CodedRows,
     GroupValues,
+    PackedRows,
     pack_bytes,
     pack_six_bits,
     scale_e4m3,
     view_as,
 )
-from vllm.v1.attention.ops.stored import CodeKind
+from vllm.v1.attention.ops.stored import PANEL
 
-_Read = Callable[[torch.Tensor], torch.Tensor]
 BlockPacker = Callable[[str, torch.Tensor], torch.Tensor]
 """GGUF's name of a type, blocks uint8 [rows, bytes of a row] -> int32 [panels, words, 64]."""
 
 # Of e4m3: its largest bits, and the number that they would be.
 _E4M3_NAN = 0x7F
 _PAST_E4M3 = 480.0
-
-
-@dataclass(frozen=True, slots=True)
-class BlockForm:
-    """What a type's blocks are.
-
-    Attributes:
-        num_bytes: Of a block.
-        num_codes: Of a block.
-        kind: What the codes are.
-        group: Codes under one scale.
-        read_codes: Blocks uint8 [R, B, num_bytes] -> codes uint8 [R, columns]; of four bits words,
-            int32 [R, columns / 8].
-        read_numbers: Such blocks -> scales, and offsets or None.
-    """
-
-    num_bytes: int
-    num_codes: int
-    kind: CodeKind
-    group: int
-    read_codes: _Read
-    read_numbers: Callable[[torch.Tensor], tuple[GroupValues, GroupValues | None]]
-
-    def count_columns(self, row_bytes: int) -> int:
-        """Return how many codes a row of so many bytes holds."""
-        return row_bytes // self.num_bytes * self.num_codes
 
 
 def read_blocks(type_name: str, rows: torch.Tensor, pack: BlockPacker | None = None) -> CodedRows:
@@ -86,7 +69,7 @@ def read_blocks(type_name: str, rows: torch.Tensor, pack: BlockPacker | None = N
     blocks = rows.reshape(len(rows), -1, form.num_bytes)
     kind, num_columns = form.kind, form.count_columns(rows.shape[1])
     numbers = form.read_numbers(blocks)
-    if pack is not None:
+    if pack is not None and form.is_moved:
         own = partial(pack, type_name)
         return CodedRows(kind, rows, num_columns, form.group, *numbers, pack=own)
     words = form.read_codes(blocks)
@@ -99,17 +82,18 @@ def read_blocks(type_name: str, rows: torch.Tensor, pack: BlockPacker | None = N
     return CodedRows(kind, words, num_columns, form.group, *numbers)
 
 
-def _halves(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """Returns the fp16 numbers [R, B] at a place of each block."""
-    return view_as(blocks[..., at : at + 2].contiguous(), torch.float16)[..., 0]
+@cache
+def kept_block_bytes(type_name: str) -> float:
+    """Return what a processor's memory holds of a block of a type, as its panels are made."""
+    form = BLOCK_FORMS[type_name]
+    # Enough that what a panel has once is next to nothing.
+    num_blocks = 64
+    zeros = torch.zeros((PANEL, num_blocks * form.num_bytes), dtype=torch.uint8)
+    packed = PackedRows(read_blocks(type_name, zeros), type_name)
+    return packed.nbytes / (PANEL * num_blocks)
 
 
-def _split(nibbles: torch.Tensor) -> torch.Tensor:
-    """Returns codes [R, B, 32] of half-split bytes [R, B, 16]."""
-    return torch.cat([nibbles & 15, nibbles >> 4], -1)
-
-
-def _nibbles(at: int, run_bytes: int, signs: int = 0) -> _Read:
+def _nibbles(at: int, run_bytes: int, signs: int = 0) -> ReadCodes:
     """Returns what reads words of half-split runs behind so many bytes."""
 
     def read(blocks: torch.Tensor) -> torch.Tensor:
@@ -119,25 +103,15 @@ def _nibbles(at: int, run_bytes: int, signs: int = 0) -> _Read:
     return read
 
 
-def _scale_alone(blocks: torch.Tensor) -> tuple[GroupValues, None]:
-    return GroupValues(_halves(blocks, 0)), None
-
-
 def _scale_and_offset(blocks: torch.Tensor) -> tuple[GroupValues, GroupValues]:
-    return GroupValues(_halves(blocks, 0)), GroupValues(_halves(blocks, 2))
+    return GroupValues(read_halves(blocks, 0)), GroupValues(read_halves(blocks, 2))
 
 
-def _fifth_bits(stored: torch.Tensor) -> torch.Tensor:
-    """Returns 16 times the bits [R, B, 32] of four bytes, lowest first."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=stored.device)
-    return (((stored[..., None] >> shifts) & 1) << 4).flatten(-2)
-
-
-def _five_bits(at: int, lift: int) -> _Read:
+def _five_bits(at: int, lift: int) -> ReadCodes:
     """Returns what reads codes whose fifth bits lie behind so many bytes."""
 
     def read(blocks: torch.Tensor) -> torch.Tensor:
-        codes = _split(blocks[..., at + 4 :]) | _fifth_bits(blocks[..., at : at + 4])
+        codes = split_nibbles(blocks[..., at + 4 :]) | (spread_bits(blocks[..., at : at + 4]) << 4)
         return (codes + lift).flatten(1)
 
     return read
@@ -154,7 +128,7 @@ def _six_bits(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _k_numbers(blocks: torch.Tensor) -> tuple[GroupValues, GroupValues]:
     """Returns scales and offsets of Q4_K and Q5_K."""
     scales, minima = _six_bits(blocks[..., 4:16])
-    factors, lowest = _halves(blocks, 0), -_halves(blocks, 2)
+    factors, lowest = read_halves(blocks, 0), -read_halves(blocks, 2)
     return (
         GroupValues(scales.flatten(1).to(torch.int8), factors, 8),
         GroupValues(minima.flatten(1).to(torch.int8), lowest, 8),
@@ -187,7 +161,7 @@ def _read_q6_k(blocks: torch.Tensor) -> torch.Tensor:
 
 def _q6_k_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
     scales = view_as(blocks[..., 192:208].contiguous(), torch.int8).flatten(1)
-    return GroupValues(scales, _halves(blocks, 208), 16), None
+    return GroupValues(scales, read_halves(blocks, 208), 16), None
 
 
 def _iq4_xs_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
@@ -195,7 +169,7 @@ def _iq4_xs_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
     high = ((blocks[..., 2:4, None] >> shifts) & 3).flatten(-2)
     scales = (low | (high << 4)).to(torch.int8) - 32
-    return GroupValues(scales.flatten(1), _halves(blocks, 0), 8), None
+    return GroupValues(scales.flatten(1), read_halves(blocks, 0), 8), None
 
 
 def _mxfp4_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
@@ -223,17 +197,20 @@ def scale_whole(rows: CodedRows, scale: torch.Tensor) -> CodedRows:
 
 
 BLOCK_FORMS: Mapping[str, BlockForm] = {
-    "Q8_0": BlockForm(34, 32, "int8", 32, lambda blocks: blocks[..., 2:].flatten(1), _scale_alone),
-    "Q4_0": BlockForm(18, 32, "int4", 32, _nibbles(2, 16, SIGN_BITS_INT4), _scale_alone),
+    "Q8_0": BlockForm(
+        34, 32, "int8", 32, lambda blocks: blocks[..., 2:].flatten(1), scale_alone(0)
+    ),
+    "Q4_0": BlockForm(18, 32, "int4", 32, _nibbles(2, 16, SIGN_BITS_INT4), scale_alone(0)),
     "Q4_1": BlockForm(20, 32, "uint4", 32, _nibbles(4, 16), _scale_and_offset),
-    "Q5_0": BlockForm(22, 32, "int6", 32, _five_bits(2, SIX_BIT_LIFT - 16), _scale_alone),
+    "Q5_0": BlockForm(22, 32, "int6", 32, _five_bits(2, SIX_BIT_LIFT - 16), scale_alone(0)),
     "Q5_1": BlockForm(24, 32, "int6", 32, _five_bits(4, SIX_BIT_LIFT), _scale_and_offset),
     "Q4_K": BlockForm(144, 256, "uint4", 32, _nibbles(16, 32), _k_numbers),
     "Q5_K": BlockForm(176, 256, "int6", 32, _read_q5_k, _k_numbers),
     "Q6_K": BlockForm(210, 256, "int6", 16, _read_q6_k, _q6_k_numbers),
-    "IQ4_NL": BlockForm(18, 32, "iq4", 32, _nibbles(2, 16), _scale_alone),
+    "IQ4_NL": BlockForm(18, 32, "iq4", 32, _nibbles(2, 16), scale_alone(0)),
     "IQ4_XS": BlockForm(136, 256, "iq4", 32, _nibbles(8, 16), _iq4_xs_numbers),
     "MXFP4": BlockForm(17, 32, "e2m1", 32, _nibbles(1, 16), _mxfp4_numbers),
     "NVFP4": BlockForm(36, 64, "e2m1", 16, _nibbles(4, 8), _nvfp4_numbers),
+    **LOW_BIT_FORMS,
 }
 """By GGUF's names of the types."""

@@ -499,10 +499,13 @@ def pack_bytes(codes: torch.Tensor) -> torch.Tensor:
 
 def view_as(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the bytes of a tensor's rows as values of another type."""
-    if values.stride(-1) != 1:
-        # An axis of one value counts as contiguous whatever its stride.
+    values = values.contiguous()
+    is_apart = values.storage_offset() * values.itemsize % dtype.itemsize != 0
+    if values.stride(-1) != 1 or is_apart:
+        # An axis of one value counts as contiguous whatever its stride; a part of a row may begin
+        # between two such values.
         values = values.clone(memory_format=torch.contiguous_format)
-    return values.contiguous().view(dtype)
+    return values.view(dtype)
 
 
 def _spread(values: torch.Tensor, fan: int, width: int) -> torch.Tensor:
