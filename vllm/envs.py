@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     VLLM_RESPONSES_STORE_MAX_RESPONSES: int
     VLLM_RESPONSES_STORE_MAX_BYTES: int
     VLLM_RESPONSES_STORE_MAX_AGE: float
+    VLLM_CACHE_FINGERPRINTS_MAX_REQUESTS: int
+    VLLM_CACHE_FINGERPRINTS_MAX_BYTES: int
+    VLLM_CACHE_FINGERPRINTS_MAX_AGE: float
     OMP_NUM_THREADS: str | None
 
 
@@ -188,6 +191,15 @@ _READERS: dict[str, Callable[[], Any]] = {
     ),
     "VLLM_RESPONSES_STORE_MAX_AGE": lambda: _number(
         "VLLM_RESPONSES_STORE_MAX_AGE", 24 * 3600.0, float, 0
+    ),
+    "VLLM_CACHE_FINGERPRINTS_MAX_REQUESTS": lambda: _number(
+        "VLLM_CACHE_FINGERPRINTS_MAX_REQUESTS", 10_000, int, 0
+    ),
+    "VLLM_CACHE_FINGERPRINTS_MAX_BYTES": lambda: _number(
+        "VLLM_CACHE_FINGERPRINTS_MAX_BYTES", 64 * 1024 * 1024, int, 0
+    ),
+    "VLLM_CACHE_FINGERPRINTS_MAX_AGE": lambda: _number(
+        "VLLM_CACHE_FINGERPRINTS_MAX_AGE", 24 * 3600.0, float, 0
     ),
     # OpenMP's own, which may be a list ("4,2"): we only ask whether the user chose.
     "OMP_NUM_THREADS": lambda: os.environ.get("OMP_NUM_THREADS") or None,

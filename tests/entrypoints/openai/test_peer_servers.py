@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from vllm.entrypoints.openai.diagnosis.fingerprint import owner_digest
 from vllm.entrypoints.openai.peer_servers import PeerServers
 
 _WAIT_S = 30.0
@@ -26,7 +27,9 @@ class Pair:
         self.peers = [PeerServers(str(folder), number, 2) for number in (1, 2)]
         for served, peers in zip((self.asked, self.keeper), self.peers, strict=True):
             served.app.state.peers = peers
-        self.peers[1].start(self.keeper.app)
+        diagnoses = [served.app.state.diagnoses for served in (self.asked, self.keeper)]
+        self.peers[1].start(self.keeper.app, diagnoses[1])
+        diagnoses[0].set_peers(self.peers[0].find_fingerprint)
 
     async def store(self, **body: Any) -> dict[str, Any]:
         """Make a response in the second process."""
@@ -57,6 +60,21 @@ async def test_a_stored_response_is_found_wherever_it_is(pair: Pair) -> None:
     assert (await pair.asked.client.delete(path)).json()["deleted"] is True
     for served in (pair.asked, pair.keeper):
         assert (await served.client.get(path)).status_code == 404
+
+
+async def test_a_request_is_compared_with_one_that_another_process_answered(pair: Pair) -> None:
+    made = await pair.store()
+    options = {"comparison_response_id": made["id"]}
+    diagnoses = []
+    for salt in (None, "other"):
+        body = {"input": "Hello", "cache_salt": salt, "prompt_cache_options": options}
+        reply = await pair.asked.client.post("/v1/responses", json=body)
+        diagnoses.append(reply.json()["prompt_cache_diagnostics"]["type"])
+    assert diagnoses == ["cache_hit", "comparison_response_not_found"]
+    # Nobody but another process may ask for it.
+    path = f"/peer/fingerprints/{made['id']}"
+    owner = {"x-vllm-owner": owner_digest(None, None).hex()}
+    assert (await pair.keeper.client.get(path, headers=owner)).status_code == 404
 
 
 async def test_a_conversation_goes_on_where_it_is_kept(pair: Pair) -> None:

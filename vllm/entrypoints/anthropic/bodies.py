@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from vllm.entrypoints.anthropic.diagnostics import Diagnostics
+
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
     """A part of the answer."""
@@ -43,6 +45,8 @@ class MessageUsage(msgspec.Struct):
         input_tokens: Computed, and not kept: behind the last full unit of the prefix cache.
         cache_read_input_tokens: Read from the prefix cache.
         cache_creation_input_tokens: Computed, and in the prefix cache now.
+        miss_tokens: Those that were computed, by reason: with ``--enable-prompt-tokens-details``.
+        dense_match_tokens: How far the caches that keep everything matched; likewise.
     """
 
     input_tokens: int
@@ -50,6 +54,8 @@ class MessageUsage(msgspec.Struct):
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
+    miss_tokens: dict[str, int] | UnsetType = UNSET
+    dense_match_tokens: int | UnsetType = UNSET
 
 
 class MessageBody(msgspec.Struct, tag_field="type", tag="message"):
@@ -62,6 +68,7 @@ class MessageBody(msgspec.Struct, tag_field="type", tag="message"):
     content: list[Block] = []
     stop_reason: str | None = None
     stop_sequence: str | None = None
+    diagnostics: Diagnostics | None = None
 
 
 class TokenCount(msgspec.Struct):

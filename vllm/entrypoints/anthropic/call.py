@@ -145,6 +145,8 @@ def make_answer_request(
         breakpoints=chat.breakpoints,
         has_form=response_format is not None,
         call_id_form=_CALL_ID_FORM,
+        origins=chat.origins,
+        num_entries=len(body.messages),
     )
     stop = body.stop_sequences if isinstance(body, MessagesRequest) else None
     sampling = sampling_of(

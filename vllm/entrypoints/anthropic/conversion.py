@@ -22,11 +22,13 @@ class ConvertedChat:
         messages: Its messages.
         continues: Whether the last one, the assistant's, is to be continued.
         breakpoints: Places that the client marked.
+        origins: For each message, the place of the request's that it begins with; -1: the system.
     """
 
     messages: Sequence[Mapping[str, Any]]
     continues: bool
     breakpoints: Sequence[Breakpoint]
+    origins: Sequence[int]
 
 
 def convert_messages(
@@ -53,9 +55,11 @@ def convert_messages(
     converter = _Converter()
     if system is not None:
         converter.add_system("system", system)
+        converter.note_origin(-1)
     converter.mark_tools(tools)
     for i, message in enumerate(messages):
         converter.add_message(f"messages[{i}]", message)
+        converter.note_origin(i)
     if cache_control is not None:
         converter.mark("cache_control", cache_control)
     return converter.result()
@@ -70,6 +74,11 @@ class _Converter:
     call_ids: set[str] = field(default_factory=set)
     last_role: str = ""
     begins_text: bool = False
+    origins: list[int] = field(default_factory=list)
+
+    def note_origin(self, place: int) -> None:
+        """Note what the messages that were added since the last call are made of."""
+        self.origins += [place] * (len(self.chat.messages) - len(self.origins))
 
     def result(self) -> ConvertedChat:
         if len(self.marks) > MAX_BREAKPOINTS:
@@ -87,7 +96,7 @@ class _Converter:
             )
         if not self.chat.messages:
             raise UserInputError("messages holds no content: give at least a text.", "messages")
-        return ConvertedChat(self.chat.messages, continues, tuple(self.marks))
+        return ConvertedChat(self.chat.messages, continues, tuple(self.marks), tuple(self.origins))
 
     def mark(self, where: str, value: Any, part: int | None = None) -> None:
         """Note a mark behind what was added last."""

@@ -47,3 +47,6 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: Whole
     stop_sequences: Many[Text] | None = None
     stream: StrictBool | None = None
+    diagnostics: dict[str, Any] | None = Field(
+        None, description="previous_message_id asks where the prompt parted from that message's."
+    )

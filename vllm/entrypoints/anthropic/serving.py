@@ -17,9 +17,11 @@ from vllm.entrypoints.anthropic.bodies import (
 )
 from vllm.entrypoints.anthropic.builder import MessageBuilder
 from vllm.entrypoints.anthropic.call import FIELD_NAMES, make_answer_request, read_thinking
+from vllm.entrypoints.anthropic.diagnostics import Diagnostics, diagnose, read_diagnostics
 from vllm.entrypoints.anthropic.errors import REQUEST_ID_HEADER, error_event
 from vllm.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.diagnosis.diagnoses import AskedChat, Diagnoses
 from vllm.entrypoints.openai.errors import describe_late_exception
 from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.pipeline.answers import AnswerDelta
@@ -43,14 +45,41 @@ async def create_message(
     scope = _open_scope(body, raw_request, context)
     thinking = read_thinking(body.thinking, body.max_tokens)
     request = make_answer_request(body, thinking, context)
+    opts_in, compared = read_diagnostics(body.diagnostics)
     answer = await prepare_answer(request, scope, context, streams=bool(body.stream))
     first = MessageBody(scope.response_id, scope.model, _NO_USAGE)
+    if opts_in:
+        diagnoses: Diagnoses = raw_request.app.state.diagnoses
+        first.diagnostics = await _diagnose(diagnoses, compared, scope, answer, context)
     builder = MessageBuilder(first, hides_thinking=thinking.is_hidden)
     if body.stream:
         await answer.start()
-        return scope.stream(_sent_events(builder, answer), answer.close)
+        return scope.stream(_sent_events(builder, answer), answer.close, answer.cache_status)
     await _run(builder, answer)
-    return _json(builder.body, scope.headers)
+    return _json(builder.body, {**scope.headers, **answer.cache_status})
+
+
+async def _diagnose(
+    diagnoses: Diagnoses,
+    compared: str | None,
+    scope: RequestScope,
+    answer: SingleAnswer,
+    context: ServingContext,
+) -> Diagnostics | None:
+    """Compare a request with an earlier one, and remember it for later ones.
+
+    What is told says nothing of what the cache does, so that a stream may begin with it.
+    """
+    chat = AskedChat.of(answer.chat, answer.sampling, scope.model)
+    told: Diagnostics | None = None
+    if compared is not None:
+        found = await diagnoses.compare(compared, chat, context)
+        shows_details = context.args.enable_prompt_tokens_details
+        told = diagnose(found, answer.cache_unit, shows_details=shows_details)
+        reason = "none" if told is None else told.cache_miss_reason.__struct_config__.tag
+        context.client_metrics.note_diagnosis("messages", reason)
+    await diagnoses.keep(scope.response_id, chat, context)
+    return told
 
 
 async def count_tokens(
@@ -126,6 +155,8 @@ def _usage(answer: SingleAnswer, is_whole: bool = True) -> MessageUsage:
         output_tokens=counts.answer,
         cache_read_input_tokens=counts.cached,
         cache_creation_input_tokens=counts.written,
+        miss_tokens=counts.miss_tokens,
+        dense_match_tokens=counts.dense_match_tokens,
     )
     if is_whole:
         usage.output_tokens_details = ThinkingTokens(counts.reasoning)

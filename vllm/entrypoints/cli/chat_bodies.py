@@ -74,7 +74,7 @@ def read_chat(body: Mapping[str, Any], api: str | None = None) -> ChatBody:
         return ChatBody(converted.messages, options, converted.breakpoints)
     if api == "responses":
         items = read_input(body.get("input") or [], _find_nothing)
-        made, breakpoints = make_chat(items, body.get("instructions"))
+        made, breakpoints, _ = make_chat(items, body.get("instructions"))
         options = ChatOptions(
             reasoning_effort=(body.get("reasoning") or {}).get("effort"),
             template_kwargs=kwargs,

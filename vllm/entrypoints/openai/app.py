@@ -19,6 +19,8 @@ from vllm.entrypoints.openai.cache_page import CacheFeed, page_router
 from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.dev_routes import dev_router
+from vllm.entrypoints.openai.diagnosis.diagnoses import Diagnoses
+from vllm.entrypoints.openai.diagnosis.fingerprint_store import FingerprintStore
 from vllm.entrypoints.openai.disconnect import ClientGoneError
 from vllm.entrypoints.openai.errors import describe_exception, name_what_is_not_served
 from vllm.entrypoints.openai.explain_routes import explain_router
@@ -81,12 +83,20 @@ def build_app(
     app.state.client_metrics = ClientMetrics(registry)
     app.state.exchange = None
     app.state.peers = None
+    app.state.diagnoses = Diagnoses(
+        FingerprintStore(
+            envs.VLLM_CACHE_FINGERPRINTS_MAX_REQUESTS,
+            envs.VLLM_CACHE_FINGERPRINTS_MAX_BYTES,
+            envs.VLLM_CACHE_FINGERPRINTS_MAX_AGE,
+        )
+    )
     app.state.responses = ResponsesService(
         ResponseStore(
             envs.VLLM_RESPONSES_STORE_MAX_RESPONSES,
             envs.VLLM_RESPONSES_STORE_MAX_BYTES,
             envs.VLLM_RESPONSES_STORE_MAX_AGE,
-        )
+        ),
+        app.state.diagnoses,
     )
     routers = [router, responses_router, messages_router, cache_router, transfer_router]
     if envs.VLLM_SERVER_DEV_MODE and args.operations.admin_key is None:

@@ -12,7 +12,7 @@ _MAX_SHOWN_CHARS = 80
 
 
 class ClientMetrics:
-    """Counts messages that were joined, billing lines left out, and requests that were dropped.
+    """Counts diagnoses, joined messages, billing lines left out, and requests that were dropped.
 
     Owns: its metrics in ``registry``, and what it has said already.
     """
@@ -38,6 +38,12 @@ class ClientMetrics:
             "vllm:malformed_tool_calls",
             "Calls in answers that could not be read and are told as text.",
             ["parser"],
+            registry=registry,
+        )
+        self._diagnoses = Counter(
+            "vllm:cache_diagnoses",
+            "Prompts that were compared with an earlier one's, by what was answered.",
+            ["api", "answer"],
             registry=registry,
         )
         self._said: set[str] = set()
@@ -68,6 +74,10 @@ class ClientMetrics:
             call.reason,
             call.text[:_MAX_SHOWN_CHARS],
         )
+
+    def note_diagnosis(self, api: str, answer: object) -> None:
+        """Count an answer to why a prompt missed."""
+        self._diagnoses.labels(api, str(answer)).inc()
 
     def note_dropped(self) -> None:
         """Count a request whose client left."""

@@ -72,8 +72,8 @@ class EngineStream:
     Not so with log probabilities: clients read a token's text beside them, and how much text each
     of several tokens has given nobody can tell.
 
-    Owns: what nobody has read yet, one output per job or one per step, and the error that ends the
-    stream. ``close`` must be called; it aborts what still runs.
+    Owns: what nobody has read yet, one output per job or one per step, what the prompts hit, and
+    the error that ends the stream. ``close`` must be called; it aborts what still runs.
 
     Args:
         engine: What answers.
@@ -103,6 +103,8 @@ class EngineStream:
         self._leaves: dict[int, Callable[[], None]] = {}
         self._num_unfinished = len(jobs)
         self._first: JobOutput | None = None
+        # Of each job whose output has come.
+        self._num_cached: dict[int, int] = {}
 
     async def start(self) -> None:
         """Hand the jobs to the engine and wait for the first output.
@@ -125,6 +127,16 @@ class EngineStream:
             await self.close()
             raise
 
+    @property
+    def cache_status(self) -> dict[str, str]:
+        """The header that says what the prompts hit (RFC 9211); none until all is known."""
+        if len(self._num_cached) < len(self._jobs):
+            return {}
+        num_cached = sum(self._num_cached.values())
+        num_tokens = sum(len(job.token_ids) for job in self._jobs)
+        found = "hit" if num_cached else "fwd=miss"
+        return {"Cache-Status": f'vllm; {found}; detail="{num_cached} of {num_tokens}"'}
+
     def _submission(self, index: int) -> Submission:
         job = self._jobs[index]
         prompt = TokensPrompt(prompt_token_ids=job.token_ids)
@@ -132,6 +144,8 @@ class EngineStream:
 
     def put(self, index: int, output: RequestOutput) -> None:
         """Take in an output of a job."""
+        if output.num_cached_tokens is not None:
+            self._num_cached[index] = output.num_cached_tokens
         params = self._jobs[index].params
         deltas = params.output_kind == RequestOutputKind.DELTA
         waiting = self._waiting.setdefault(index, deque())

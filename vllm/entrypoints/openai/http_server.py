@@ -124,7 +124,8 @@ class HttpServer:
         serving = asyncio.create_task(server.serve([self._listener]))
         if self._peers is not None:
             app.state.peers = self._peers
-            self._peers.start(app)
+            self._peers.start(app, app.state.diagnoses)
+            app.state.diagnoses.set_peers(self._peers.find_fingerprint)
         # Should the web server fail by itself, there is nothing left to serve.
         serving.add_done_callback(lambda _: self._stop.set())
         refreshing = start_tls_refresh(uvicorn_config, self._args.operations.tls)

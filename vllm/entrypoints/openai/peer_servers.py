@@ -10,13 +10,16 @@ import asyncio
 import contextlib
 import os
 import socket
+from urllib.parse import quote
 
 import httpx
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from vllm.entrypoints.openai.diagnosis.diagnoses import Diagnoses
 from vllm.entrypoints.openai.disconnect import ClientGoneError, until_disconnect
 from vllm.entrypoints.openai.web_server import SignalFreeServer
 from vllm.logger import init_logger
@@ -26,6 +29,9 @@ logger = init_logger(__name__)
 # Says that a process asks: who has nothing answers so, and asks nobody.
 _ASKED_BY_PEER = "x-vllm-peer"
 _NOT_FOUND = 404
+# Where a process tells the others its fingerprints, on its Unix socket alone.
+_FINGERPRINTS = "/peer/fingerprints/"
+_OWNER = "x-vllm-owner"
 # What belongs to one connection, or is made anew.
 _DROPPED = frozenset({"host", "connection", "keep-alive", "transfer-encoding", "date", "server"})
 # An answer takes as long as it takes; a peer of this machine is there or not.
@@ -54,13 +60,18 @@ class PeerServers:
         self._server: SignalFreeServer | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    def start(self, app: ASGIApp) -> None:
-        """Serve the application to the other processes too, without TLS and access log."""
+    def start(self, app: ASGIApp, diagnoses: Diagnoses) -> None:
+        """Serve the application to the other processes too, without TLS and access log.
+
+        Args:
+            app: The application.
+            diagnoses: Has the fingerprints that only they may ask for.
+        """
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self._own)
         listener.listen()
         config = uvicorn.Config(
-            app,
+            _PeerSide(app, diagnoses),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -93,6 +104,19 @@ class PeerServers:
                 return _RelayedResponse(reply)
         return None
 
+    async def find_fingerprint(self, response_id: str, owner: bytes) -> bytes | None:
+        """Return the fingerprint of a response of an owner's; None: no process has it."""
+        path = _FINGERPRINTS + quote(response_id, safe="")
+        for client in self._clients:
+            try:
+                reply = await client.get(f"http://peer{path}", headers={_OWNER: owner.hex()})
+            except httpx.HTTPError as error:
+                logger.warning("Another API server process does not answer: %r.", error)
+                continue
+            if reply.status_code != _NOT_FOUND:
+                return reply.content
+        return None
+
     async def _send(
         self, client: httpx.AsyncClient, request: Request, body: bytes
     ) -> httpx.Response | None:
@@ -112,6 +136,25 @@ class PeerServers:
             await reply.aclose()
             return None
         return reply
+
+
+class _PeerSide:
+    """The application as the other processes see it: it tells them fingerprints, too."""
+
+    def __init__(self, app: ASGIApp, diagnoses: Diagnoses) -> None:
+        self._app = app
+        self._diagnoses = diagnoses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        path = str(scope.get("path", ""))
+        if not path.startswith(_FINGERPRINTS):
+            await self._app(scope, receive, send)
+            return
+        owner = bytes.fromhex(Headers(scope=scope).get(_OWNER, ""))
+        found = self._diagnoses.find_encoded(path.removeprefix(_FINGERPRINTS), owner)
+        answer = Response(b"", _NOT_FOUND) if found is None else Response(found)
+        await answer(scope, receive, send)
 
 
 class _RelayedResponse(Response):

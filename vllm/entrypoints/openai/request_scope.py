@@ -44,11 +44,15 @@ class RequestScope:
     note_gone: Callable[[], None]
 
     def stream(
-        self, events: AsyncIterator[bytes], on_close: Callable[[], Awaitable[None]]
+        self,
+        events: AsyncIterator[bytes],
+        on_close: Callable[[], Awaitable[None]],
+        cache_status: Mapping[str, str],
     ) -> EventStreamResponse:
         """Return the response that tells events; see EventStreamResponse."""
+        headers = {**self.headers, **cache_status}
         return EventStreamResponse(
-            events, on_close, self.response_id, self.headers, on_gone=self.note_gone
+            events, on_close, self.response_id, headers, on_gone=self.note_gone
         )
 
 

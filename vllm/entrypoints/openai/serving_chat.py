@@ -131,10 +131,11 @@ async def create_chat_completion(
     stream = make_stream(chat.scope, body, prompts, chat.params, context, chat.field_names)
     if not body.stream:
         content = await _collect(chat, stream)
-        return Response(content, media_type="application/json", headers=chat.scope.headers)
+        headers = {**chat.scope.headers, **stream.cache_status}
+        return Response(content, media_type="application/json", headers=headers)
     await stream.start()
     events = with_errors_as_events(_events(chat, stream), chat.scope.response_id)
-    return chat.scope.stream(events, stream.close)
+    return chat.scope.stream(events, stream.close, stream.cache_status)
 
 
 async def _check(

@@ -179,10 +179,11 @@ async def create_completion(
     stream = make_stream(request.scope, body, request.prompts, request.params, context, names)
     if not body.stream:
         content = await _collect(request, stream)
-        return Response(content, media_type="application/json", headers=request.scope.headers)
+        headers = {**request.scope.headers, **stream.cache_status}
+        return Response(content, media_type="application/json", headers=headers)
     await stream.start()
     events = with_errors_as_events(_events(request, stream), request.scope.response_id)
-    return request.scope.stream(events, stream.close)
+    return request.scope.stream(events, stream.close, stream.cache_status)
 
 
 async def _check(

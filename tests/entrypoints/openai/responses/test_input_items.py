@@ -112,7 +112,9 @@ def test_marks_of_parts_are_breakpoints() -> None:
         {"type": "input_text", "text": "a long text", "prompt_cache_breakpoint": mark},
         {"type": "input_text", "text": "a question"},
     ]
-    _, marks = make_chat(read_input([{"role": "user", "content": parts}], find_item), "System.")
+    items = read_input([{"role": "user", "content": parts}], find_item)
+    _, marks, origins = make_chat(items, "System.")
+    assert origins == [-1, 0]
     assert marks == [Breakpoint(1, 0, 43200.0)]
     many = [{"role": "user", "content": [parts[0]]}] * 17
     with pytest.raises(UserInputError, match="17 prompt_cache_breakpoints: at most 16"):

@@ -42,6 +42,9 @@ class ChatTask:
         breakpoints: Places that the client marked as worth keeping.
         has_form: Whether the request says what form the answer has.
         call_id_form: Pattern of the ids of calls that the API takes; empty: it takes any.
+        origins: For each message, the place among the API's own of what it is made of; -1: it has
+            none. Empty: the messages are the API's own.
+        num_entries: Of the API's own messages or items; None: as many as there are messages.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -52,6 +55,8 @@ class ChatTask:
     breakpoints: Sequence[Breakpoint] = ()
     has_form: bool = False
     call_id_form: str = ""
+    origins: Sequence[int] = ()
+    num_entries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +69,16 @@ class PreparedChat:
         make_parser: Makes the reader of one answer; every answer (``n``) needs its own.
         adapt_params: Completes sampling parameters in place: where the reasoning ends, the grammar
             of calls that must be made, which special tokens the reader must see.
+        task: The chat as it was rendered.
+        num_said: Tokens before those that open the answer; all, where the format does not tell.
     """
 
     prompt: TokenizedPrompt
     in_reasoning: bool
     make_parser: Callable[[], ResponseParser]
     adapt_params: Callable[[SamplingParams], SamplingParams]
+    task: ChatTask
+    num_said: int
 
 
 def structure_names(
@@ -144,7 +153,15 @@ async def prepare_chat(
         in_reasoning=prompt.in_reasoning,
         make_parser=partial(parsers.make_parser, parse_options),
         adapt_params=partial(_adapt_params, context, task, prompt),
+        task=task,
+        num_said=_num_said(task.options, prompt),
     )
+
+
+def _num_said(options: ChatOptions, prompt: ChatPrompt) -> int:
+    """Tokens of a prompt before those that open an answer."""
+    opens = options.add_generation_prompt and not options.continue_final_message
+    return max(prompt.part_ends if opens else (), default=len(prompt.token_ids))
 
 
 def _encode(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.engine_stream import EngineStream
@@ -64,6 +65,8 @@ class TokenCounts:
         written: Computed, and in the prefix cache now: up to the last full unit.
         answer: Of the answer, reasoning included.
         reasoning: Of the reasoning, the mark of its end included.
+        miss_tokens: Of the prompt, computed, by reason; UNSET: it is not told.
+        dense_match_tokens: How far the caches that keep everything matched; UNSET likewise.
     """
 
     prompt: int
@@ -71,6 +74,8 @@ class TokenCounts:
     written: int
     answer: int
     reasoning: int
+    miss_tokens: dict[str, int] | UnsetType = UNSET
+    dense_match_tokens: int | UnsetType = UNSET
 
 
 class SingleAnswer:
@@ -85,16 +90,39 @@ class SingleAnswer:
         stream: EngineStream,
         context: ServingContext,
         top_logprobs: int | None,
+        sampling: SamplingRequest,
     ) -> None:
         self._chat = chat
+        self._sampling = sampling
         self._stream = stream
         self._top_logprobs = top_logprobs
-        self._usage = UsageCounter([len(chat.prompt.token_ids)])
+        self._shows_misses = context.args.enable_prompt_tokens_details
+        self._usage = UsageCounter([len(chat.prompt.token_ids)], shows_misses=self._shows_misses)
         self._reasoning = ReasoningCounter(context.tokenizer, chat.in_reasoning)
         self._held: list[ChatTokenLogprob] = []
         self._has_skipped = False
         cache = context.config.cache_config
         self._cache_unit = cache.block_size if cache.enable_prefix_caching else None
+
+    @property
+    def chat(self) -> PreparedChat:
+        """The chat that is answered."""
+        return self._chat
+
+    @property
+    def sampling(self) -> SamplingRequest:
+        """The request's sampling fields, as chats spell them."""
+        return self._sampling
+
+    @property
+    def cache_unit(self) -> int | None:
+        """Tokens that the prefix cache shares at once; None: it is off."""
+        return self._cache_unit
+
+    @property
+    def cache_status(self) -> dict[str, str]:
+        """The response header that says what the prompt hit, if that is known yet."""
+        return self._stream.cache_status
 
     async def start(self) -> None:
         """Wait for the first output.
@@ -146,7 +174,10 @@ class SingleAnswer:
         if self._cache_unit is not None:
             full = usage.prompt_tokens // self._cache_unit * self._cache_unit
             written = max(full - cached, 0)
+        details = usage.prompt_tokens_details
         return TokenCounts(
+            miss_tokens=details.miss_tokens,
+            dense_match_tokens=details.dense_match_tokens,
             prompt=usage.prompt_tokens,
             cached=cached,
             written=written,
@@ -174,7 +205,7 @@ async def prepare_answer(
     with fields_named(names):
         chat, params = await _prepare(request, sampling, context)
         stream = make_stream(scope, sampling, [chat.prompt], lambda _: params, context, names)
-    return SingleAnswer(chat, stream, context, params.logprobs)
+    return SingleAnswer(chat, stream, context, params.logprobs, sampling)
 
 
 async def _prepare(

@@ -65,7 +65,6 @@ _SHARED: Mapping[str, KnownField] = {
     "prompt_embeds": Refused(),
     "guided_decoding_backend": WithoutEffect("there is one backend"),
     "prompt_cache_retention": _BY_CONTENT,
-    "prompt_cache_options": _BY_CONTENT,
     "safety_identifier": _FOR_ACCOUNTS,
     "service_tier": _ONE_TIER,
     "session_id": WithoutEffect("a conversation is found by its tokens"),
@@ -81,6 +80,7 @@ _OF_CHATS: Mapping[str, KnownField] = {
 KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
     COMPLETIONS: {
         **_SHARED,
+        "prompt_cache_options": _BY_CONTENT,
         "suffix": Refused(("",)),
         "metadata": _NO_STORE,
         "store": _NO_STORE,
@@ -91,6 +91,7 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
     CHAT: {
         **_SHARED,
         **_OF_CHATS,
+        "prompt_cache_options": _BY_CONTENT,
         "functions": Refused(([],), "use tools"),
         "function_call": Refused(("none", "auto"), "use tool_choice"),
         "modalities": Refused((["text"],), "only texts are served"),
@@ -114,6 +115,7 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
     MESSAGES: {
         **_SHARED,
         **_OF_CHATS,
+        "prompt_cache_options": _BY_CONTENT,
         "container": Refused(),
         "mcp_servers": _EMPTY_LIST,
         "context_management": WithoutEffect("the prompt holds all that was sent"),

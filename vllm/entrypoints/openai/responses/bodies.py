@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
+from vllm.entrypoints.openai.responses.diagnostics import Diagnosis, PromptCacheOptions
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -57,10 +58,16 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct):
-    """Tokens read from the prefix cache, and tokens it did not hold but holds now."""
+    """Tokens read from the prefix cache, and tokens it did not hold but holds now.
+
+    With ``--enable-prompt-tokens-details`` also why the others were computed, and how far the
+    caches that keep everything matched.
+    """
 
     cached_tokens: int
     cache_write_tokens: int
+    miss_tokens: dict[str, int] | UnsetType = UNSET
+    dense_match_tokens: int | UnsetType = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct):
@@ -112,6 +119,9 @@ class ResponseBody(msgspec.Struct):
     output: list[OutputItem] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
+    prompt_cache_diagnostics: Diagnosis | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     reasoning: Mapping[str, Any] = {}
     store: bool = True
     temperature: float | None = None

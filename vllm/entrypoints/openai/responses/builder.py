@@ -21,6 +21,7 @@ from vllm.entrypoints.openai.responses.bodies import (
     ResponseFailure,
     ResponseUsage,
 )
+from vllm.entrypoints.openai.responses.diagnostics import Diagnosis
 from vllm.entrypoints.openai.responses.input_items import new_item_id
 from vllm.parser.pieces import (
     ContentText,
@@ -120,13 +121,20 @@ class ResponseBuilder:
             item.namespace, item.name = self._namespaces[name]
         return item
 
-    def finish(self, finish_reason: str | None, usage: ResponseUsage) -> list[events.Event]:
+    def finish(
+        self,
+        finish_reason: str | None,
+        usage: ResponseUsage,
+        diagnosis: Diagnosis | None = None,
+    ) -> list[events.Event]:
         """End the response as the engine did.
 
         Args:
             finish_reason: "length": it is incomplete; all others: it is complete.
             usage: Of the whole response.
+            diagnosis: What its prompt missed in the cache; None: nobody asked.
         """
+        self._body = replace(self._body, prompt_cache_diagnostics=diagnosis)
         is_cut = finish_reason == "length"
         out = self._close("incomplete" if is_cut else "completed")
         if is_cut:

@@ -16,6 +16,7 @@ from vllm.entrypoints.openai.pipeline.single_answer import (
 from vllm.entrypoints.openai.protocol.responses import unix_now
 from vllm.entrypoints.openai.request_scope import RequestScope, open_scope
 from vllm.entrypoints.openai.responses.bodies import ResponseBody
+from vllm.entrypoints.openai.responses.diagnostics import find_hints, read_cache_options
 from vllm.entrypoints.openai.responses.foreign_items import find_left_out, find_offers
 from vllm.entrypoints.openai.responses.input_items import make_chat, read_input
 from vllm.entrypoints.openai.responses.options import (
@@ -82,7 +83,8 @@ def make_call(
     Raises:
         UserInputError: A field is wrong, or names a response that is not stored.
     """
-    scope = open_responses_scope(body, raw_request, context)
+    hints = find_hints(body.prompt_cache_options)
+    scope = open_responses_scope(body, raw_request, context, hints)
     if body.background and body.store is False:
         raise UserInputError("background=true needs store=true: it is read later.", "background")
     if body.max_tool_calls is not None and body.max_tool_calls < 1:
@@ -110,7 +112,10 @@ def make_call(
 
 
 def open_responses_scope(
-    body: InputTokensRequest, raw_request: Request, context: ServingContext
+    body: InputTokensRequest,
+    raw_request: Request,
+    context: ServingContext,
+    without_effect: Sequence[str] = (),
 ) -> RequestScope:
     """Check what both routes check first. Ids are random: whoever knows one may read the response.
 
@@ -119,7 +124,7 @@ def open_responses_scope(
     """
     check_foreign(body.model_extra or {})
     check_limits(body)
-    ignored = [*chat_tools(body.tools).ignored, *find_left_out(body.input)]
+    ignored = [*chat_tools(body.tools).ignored, *find_left_out(body.input), *without_effect]
     if (body.text or {}).get("verbosity") is not None:
         ignored.append("text.verbosity")
     scope = open_scope("resp_", body, raw_request, context, ignored)
@@ -163,7 +168,7 @@ def _offered_tools(body: InputTokensRequest, items: Sequence[Item]) -> ChatTools
 def _make_answer_request(
     body: InputTokensRequest, items: Sequence[Item], context: ServingContext
 ) -> AnswerRequest:
-    messages, breakpoints = make_chat(items, body.instructions)
+    messages, breakpoints, origins = make_chat(items, body.instructions)
     if not messages:
         raise UserInputError("input is empty: give at least one item.", "input")
     given = _offered_tools(body, items)
@@ -185,6 +190,8 @@ def _make_answer_request(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         breakpoints=breakpoints,
         has_form=find_structured_field(sampling) is not None,
+        origins=origins,
+        num_entries=len(items),
     )
     return AnswerRequest(task, sampling, FIELD_NAMES)
 
@@ -204,6 +211,8 @@ def _first_body(
         metadata=check_metadata(body.metadata) or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_options=read_cache_options(body.prompt_cache_options),
         reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
         store=body.store is not False,
         temperature=_given(body.temperature, defaults.get("temperature", 1.0)),

@@ -207,8 +207,10 @@ def _refuse(where: str, why: str) -> NoReturn:
 
 def make_chat(
     items: Sequence[Item], instructions: str | None = None
-) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
-    """Return the chat messages of checked items, and the places that clients marked.
+) -> tuple[list[dict[str, Any]], list[Breakpoint], list[int]]:
+    """Return the chat messages of checked items, the places that clients marked, and origins.
+
+    Origins are, for each message, the place of the item that it begins with; -1: the instructions.
 
     Args:
         items: Of the whole conversation, oldest first.
@@ -221,14 +223,16 @@ def make_chat(
     breakpoints: list[Breakpoint] = []
     if instructions:
         chat.add_message("system", [instructions])
-    for item in items:
+    origins = [-1] * len(chat.messages)
+    for place, item in enumerate(items):
         _add_item(chat, item, breakpoints)
+        origins += [place] * (len(chat.messages) - len(origins))
     if len(breakpoints) > MAX_BREAKPOINTS:
         raise UserInputError(
             f"input holds {len(breakpoints)} prompt_cache_breakpoints: at most {MAX_BREAKPOINTS}.",
             "input",
         )
-    return chat.messages, breakpoints
+    return chat.messages, breakpoints, origins
 
 
 def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) -> None:

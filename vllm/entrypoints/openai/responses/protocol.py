@@ -54,4 +54,7 @@ class ResponsesRequest(InputTokensRequest):
     top_logprobs: Whole | None = None
     store: StrictBool | None = Field(None, description="Keep the response; true when absent.")
     background: StrictBool | None = None
+    prompt_cache_options: dict[str, Any] | None = Field(
+        None, description="comparison_response_id asks why the prompt missed; mode, ttl, prewarm."
+    )
     max_tool_calls: Whole | None = Field(None, description="Limits built-in tools: there are none.")

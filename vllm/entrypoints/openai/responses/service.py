@@ -1,12 +1,15 @@
 """``/v1/responses``: making responses, and what is done with stored ones."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.diagnosis.comparison import Comparison
+from vllm.entrypoints.openai.diagnosis.diagnoses import AskedChat, Diagnoses
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.errors import describe_late_exception
 from vllm.entrypoints.openai.field_names import fields_named
@@ -30,6 +33,12 @@ from vllm.entrypoints.openai.responses.call import (
     make_call,
     open_responses_scope,
 )
+from vllm.entrypoints.openai.responses.diagnostics import (
+    Diagnosis,
+    PromptLookup,
+    diagnose,
+    with_details,
+)
 from vllm.entrypoints.openai.responses.events import Event, encode_events
 from vllm.entrypoints.openai.responses.input_items import read_input
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
@@ -49,10 +58,12 @@ class ResponsesService:
 
     Args:
         store: For those that later requests may ask for.
+        diagnoses: Remembers and compares their prompts.
     """
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, diagnoses: Diagnoses) -> None:
         self._store = store
+        self._diagnoses = diagnoses
         self._background = BackgroundResponses()
 
     async def create(
@@ -73,13 +84,27 @@ class ResponsesService:
         builder = ResponseBuilder(
             call.body, seals_reasoning=call.seals_reasoning, namespaces=call.namespaces
         )
+        asked = await self._ask(call, answer, context)
         if body.background:
-            return self._create_in_background(call, builder, answer, context)
+            return self._create_in_background(call, builder, asked, context)
         if body.stream:
             await answer.start()
-            return call.scope.stream(self._sent_events(call, builder, answer), answer.close)
-        await self._run(call, builder, answer)
-        return _json(builder.body, call.scope.headers)
+            events = self._sent_events(call, builder, asked)
+            return call.scope.stream(events, answer.close, answer.cache_status)
+        await self._run(call, builder, asked)
+        return _json(builder.body, {**call.scope.headers, **answer.cache_status})
+
+    async def _ask(
+        self, call: ResponsesCall, answer: SingleAnswer, context: ServingContext
+    ) -> "_AskedAnswer":
+        """Compare an answer's prompt with that of the response that the request names, if any."""
+        chat = AskedChat.of(answer.chat, answer.sampling, call.scope.model)
+        options = call.body.prompt_cache_options
+        compared = None if options is None else options.comparison_response_id
+        if compared is None:
+            return _AskedAnswer(answer, chat, context, False, None)
+        found = await self._diagnoses.compare(compared, chat, context)
+        return _AskedAnswer(answer, chat, context, True, found)
 
     def knows(self, response_id: str) -> bool:
         """Whether a response is stored here, or being made."""
@@ -100,35 +125,38 @@ class ResponsesService:
             )
 
     async def _run(
-        self, call: ResponsesCall, builder: ResponseBuilder, answer: SingleAnswer
+        self, call: ResponsesCall, builder: ResponseBuilder, asked: "_AskedAnswer"
     ) -> None:
         try:
-            await answer.start()
-            async for _ in self._events(call, builder, answer):
+            await asked.answer.start()
+            async for _ in self._events(call, builder, asked):
                 pass
         finally:
-            await answer.close()
+            await asked.answer.close()
 
     async def _events(
-        self, call: ResponsesCall, builder: ResponseBuilder, answer: SingleAnswer
+        self, call: ResponsesCall, builder: ResponseBuilder, asked: "_AskedAnswer"
     ) -> AsyncIterator[list[Event]]:
         """The events of a started answer; it is stored before the last of them is told."""
+        answer = asked.answer
         yield builder.start()
         async for delta, logprobs in answer.read():
             events = builder.add(delta.pieces, logprobs)
             if delta.finish_reason is not None:
-                events += builder.finish(delta.finish_reason, _usage(answer))
+                events += builder.finish(delta.finish_reason, _usage(answer), asked.diagnose())
+                if call.body.store or call.body.prompt_cache_options is not None:
+                    await self._diagnoses.keep(call.body.id, asked.chat, asked.context)
                 if call.body.store and not call.body.background:
                     self._keep(call, builder.body, ())
             if events:
                 yield events
 
     async def _sent_events(
-        self, call: ResponsesCall, builder: ResponseBuilder, answer: SingleAnswer
+        self, call: ResponsesCall, builder: ResponseBuilder, asked: "_AskedAnswer"
     ) -> AsyncIterator[bytes]:
         """The same as bytes; an error becomes the last event, as the status has been sent."""
         try:
-            async for events in self._events(call, builder, answer):
+            async for events in self._events(call, builder, asked):
                 yield b"".join(encode_events(events))
         except Exception as error:  # the edge of a response: nothing above could still answer
             described = describe_late_exception(error, f"Response {builder.body.id}")
@@ -138,15 +166,16 @@ class ResponsesService:
         self,
         call: ResponsesCall,
         builder: ResponseBuilder,
-        answer: SingleAnswer,
+        asked: "_AskedAnswer",
         context: ServingContext,
     ) -> Response:
         streams = call.streams
+        answer = asked.answer
 
         async def work() -> AsyncIterator[list[Event]]:
             try:
                 await answer.start()
-                async for events in self._events(call, builder, answer):
+                async for events in self._events(call, builder, asked):
                     yield events
             finally:
                 await answer.close()
@@ -238,6 +267,7 @@ class ResponsesService:
         if running is not None:
             await running.cancel()
         self._store.delete(response_id)
+        self._diagnoses.forget(response_id)
         return _json(DeletedBody(response_id))
 
     def list_input_items(
@@ -288,11 +318,44 @@ class ResponsesService:
         return _json(InputTokensBody(len(chat.prompt.token_ids)), scope.headers)
 
 
+@dataclass(frozen=True, slots=True)
+class _AskedAnswer:
+    """An answer, and what its prompt was compared with.
+
+    Attributes:
+        answer: The answer.
+        chat: Its prompt.
+        context: The server's.
+        compares: Whether the request named a response to compare with.
+        found: What came of that; None: there is no such response.
+    """
+
+    answer: SingleAnswer
+    chat: AskedChat
+    context: ServingContext
+    compares: bool
+    found: Comparison | None
+
+    def diagnose(self) -> Diagnosis | None:
+        """Return what the prompt missed in the cache; None: nobody asked. Call it at the end."""
+        if not self.compares:
+            return None
+        counts = self.answer.counts
+        num_cores = self.context.config.parallel_config.data_parallel_size
+        told = diagnose(self.found, PromptLookup(counts.cached, self.answer.cache_unit, num_cores))
+        self.context.client_metrics.note_diagnosis("responses", told.__struct_config__.tag)
+        if not self.context.args.enable_prompt_tokens_details:
+            return told
+        return with_details(told, self.found, counts.miss_tokens, counts.dense_match_tokens)
+
+
 def _usage(answer: SingleAnswer) -> ResponseUsage:
     counts = answer.counts
     return ResponseUsage(
         input_tokens=counts.prompt,
-        input_tokens_details=InputTokensDetails(counts.cached, counts.written),
+        input_tokens_details=InputTokensDetails(
+            counts.cached, counts.written, counts.miss_tokens, counts.dense_match_tokens
+        ),
         output_tokens=counts.answer,
         output_tokens_details=OutputTokensDetails(counts.reasoning),
         total_tokens=counts.prompt + counts.answer,

@@ -1,0 +1,1 @@
+"""Why a prompt parted from an earlier one: fingerprints of requests, and what differs."""
