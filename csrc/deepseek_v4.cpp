@@ -5,6 +5,7 @@
 #include "hyper_connections.h"
 #include "kernels.h"
 #include "mixture.h"
+#include "products.h"
 #include "v4_attention.h"
 #include "wanted_rows.h"
 
@@ -63,8 +64,7 @@ class V4Layers {
 
 inline void embed_rows(ThreadPool& pool, const vn_v4_model& m, const vn_step& step, float* out) {
   for_rows(pool, step.num_tokens, m.hidden_size, [&](int64_t row) {
-    decode_row(m.embed.data, step.token_ids[row] * m.embed.row_stride, m.embed.kind, m.hidden_size,
-               out + row * m.hidden_size);
+    decode_matrix_row(m.embed, step.token_ids[row], out + row * m.hidden_size);
   });
 }
 

@@ -11,6 +11,8 @@ METHODS = ("mtp", "ngram", ASSISTANT)
 MAX_MTP_TOKENS = 4
 MAX_ASSISTANT_TOKENS = 8
 MAX_NGRAM_TOKENS = 32
+# Of the file of a block that drafts.
+_GGUF = ".gguf"
 STALE_ROWS = ("rebuild", "keep", "drop")
 _NUMBERS = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 _KEYS = ("method", "model", *_NUMBERS, "stale_row")
@@ -22,6 +24,7 @@ class SpeculativeConfig:
 
     Attributes:
         model: Name of the drafter; "ngram" implies that method. gemma4_assistant: its checkpoint.
+            mtp: The GGUF file of the block, where the model's own file has none.
         num_speculative_tokens: Draft tokens a step.
         method: "ngram", "mtp", "gemma4_assistant" or "eagle"; None: from ``model``. The server
             offers no "eagle".
@@ -84,10 +87,13 @@ class SpeculativeConfig:
                     f"speculative-config method {method!r} needs 'model': the assistant's folder "
                     "or hub name."
                 )
-        elif values.get("model") not in (None, method, f"[{method}]"):
+        elif values.get("model") not in (None, method, f"[{method}]", "deepseek_mtp") and not (
+            method == "mtp" and str(values["model"]).endswith(_GGUF)
+        ):
             raise ConfigError(
                 f"speculative-config model {values['model']!r} does not go with method "
-                f"{method!r}: leave it out, there are no separate draft models."
+                f"{method!r}: leave it out, there are no separate draft models but the GGUF file "
+                "of an MTP block."
             )
         if values.get("stale_row", "rebuild") not in STALE_ROWS:
             raise ConfigError(
@@ -113,6 +119,12 @@ class SpeculativeConfig:
         elif "prompt_lookup_min" in values:
             values["prompt_lookup_max"] = max(4, values["prompt_lookup_min"])
         return cls(**{**values, "method": method})
+
+    @property
+    def drafts_file(self) -> str | None:
+        """The GGUF file of the block that drafts; None: it is in the model's own, if anywhere."""
+        is_file = self.method == "mtp" and str(self.model).endswith(_GGUF)
+        return self.model if is_file else None
 
     def use_eagle(self) -> bool:
         """Whether the drafter's KV rows depend on the next token (EAGLE, MTP)."""

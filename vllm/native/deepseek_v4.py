@@ -18,7 +18,14 @@ from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
-from vllm.native.tensors import MAX_STREAMS, TensorBinder, can_read_tensors, find_packed, make_step
+from vllm.native.tensors import (
+    MAX_STREAMS,
+    TensorBinder,
+    can_read_rows,
+    can_read_tensors,
+    find_packed,
+    make_step,
+)
 from vllm.v1.attention.metadata import CacheLayout
 
 
@@ -107,7 +114,7 @@ class NativeDeepseekV4:
     def _bind_model(self) -> structs.V4Model:
         model, bind = self._model, self._binder
         config = model.config
-        head = bind.matrix(model.head.weight)
+        head = bind.source(model.head.find_rows())
         struct = structs.V4Model(
             embed=bind.embedding(model.embed),
             head=head,
@@ -163,6 +170,8 @@ def can_run_deepseek_v4(
             layer.quantised is None or isinstance(layer.quantised, StoredExperts)
             for layer in layers
         )
+        and can_read_rows(model.embed.find_rows())
+        and can_read_rows(model.head.find_rows())
         and model.config.hc_mult <= MAX_STREAMS
     )
 

@@ -103,7 +103,6 @@ class ReplicatedLinear(nn.Module):
         out_sizes: Widths of the outputs, fused into one matrix product.
         make: Allocates the weight.
         names: Published names of the first outputs' matrices; only these may be quantised.
-        plain_names: Published names of the tensors of the other outputs.
     """
 
     def __init__(
@@ -112,7 +111,6 @@ class ReplicatedLinear(nn.Module):
         out_sizes: Sequence[int],
         make: TensorFactory,
         names: Sequence[str] = (),
-        plain_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._linear, self._stored_linear = make.ops("linear"), make.ops("stored_linear")
@@ -133,7 +131,7 @@ class ReplicatedLinear(nn.Module):
             for name, quantised in zip(names, self._quantised, strict=False)
             if quantised is None
         ]
-        dtype = make.kept_dtype(make.dtype, *plain_tensors, *plain_names)
+        dtype = make.kept_dtype(make.dtype, *plain_tensors)
         self.weight = make.parameter(sum(self._plain_sizes), in_size, dtype=dtype)
         self._source = None if self._is_plain else self._find_source()
 

@@ -77,8 +77,9 @@ class ParallelLMHead(nn.Module):
     Kept in fp32, to be widened once and not at every step; next to quantised matrices as stored.
 
     Args:
+        tied: An embedding that is the head too, or None.
         name: Published name of the matrix.
-        tied: An embedding whose weight is the head's too, or None.
+        matrix_name: Its name without ".weight", if it may be quantised; else empty.
     """
 
     def __init__(
@@ -88,20 +89,36 @@ class ParallelLMHead(nn.Module):
         make: TensorFactory,
         tied: VocabParallelEmbedding | None = None,
         name: str = "head.weight",
+        matrix_name: str = "",
     ) -> None:
         super().__init__()
         self._group = make.group
         self._linear, self._stored_linear = make.ops("linear"), make.ops("stored_linear")
         if tied is not None:
-            self.weight = tied.weight
+            self.quantised, self.weight = tied.quantised, tied.weight
         else:
+            num_rows = shard_size("vocab_size", vocab_size, make.group)
+            self.quantised = make.quantised_matrix(matrix_name, hidden_size, num_rows)
             self.weight = make.parameter(
-                shard_size("vocab_size", vocab_size, make.group),
+                0 if self.quantised else num_rows,
                 hidden_size,
                 dtype=make.kept_dtype(torch.float32, name),
             )
 
+    def find_rows(self) -> RowSource | None:
+        """Returns the matrix as stored rows; None where a platform reads it its own way."""
+        return PlainRows(self.weight.data) if self.quantised is None else self.quantised.row_source
+
+    def weight_slots(self, name: str) -> dict[str, torch.Tensor]:
+        """Returns tensor name -> destination of the matrix ``name``, which is not tied."""
+        if self.quantised is None:
+            return {f"{name}.weight": self.weight.data}
+        return self.quantised.slots(name)
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps [M, D] to fp32 logits [M, V]."""
-        logits = multiply_plain(hidden.float(), self.weight, self._linear, self._stored_linear)
+        if self.quantised is None:
+            logits = multiply_plain(hidden.float(), self.weight, self._linear, self._stored_linear)
+        else:
+            logits = self.quantised(hidden.float())
         return self._group.all_gather(logits)

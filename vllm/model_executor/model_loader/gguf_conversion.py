@@ -1,10 +1,10 @@
 """What conversion to GGUF changed in the values of some architectures, and how it is undone.
 
-llama            rows of queries and keys lie in pairs that are turned together: row 2i of a head
-                 is its i-th, 2i + 1 the i-th of its second half
-qwen35, -moe     value heads lie head by head of their groups (the first of each, then the
-                 second of each), where releases have those of one key head together; ``ssm_a`` is
-                 -exp(A_log); the convolution has lost an axis
+pairs            rows of queries and keys lie in pairs that are turned together: row 2i of a head
+                 is its i-th, 2i + 1 the i-th of its second half (Llama's)
+tiled heads      value heads lie head by head of their groups (the first of each, then the
+                 second of each), where releases have those of one key head together (Qwen 3.5's)
+recurrent        ``ssm_a`` is -exp(A_log); the convolution has lost an axis
 """
 
 import re
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from vllm.exceptions import CheckpointError
+from vllm.model_executor.model_loader.gguf_architectures import find_architecture
 from vllm.utils.gguf_file import GgufFile
 
 Undo = Callable[[torch.Tensor], torch.Tensor]
 
 _PAIRED = re.compile(r".+\.self_attn\.[qk]_proj")
-_RECURRENT = ("qwen35", "qwen35moe")
 # Parts of a recurrent layer that have something of every value head, by how many numbers of it.
 _BY_HEAD = ("in_proj_b", "in_proj_a", "dt_bias", "A_log")
 _BY_VALUE = ("in_proj_z",)
@@ -56,18 +56,18 @@ class Conversion:
     """
 
     def __init__(self, file: GgufFile) -> None:
-        self.architecture = str(file.keys.get("general.architecture"))
+        rows, prefix = find_architecture(file).rows, file.keys.get("general.architecture")
         self._pair_dim = 0
         self._heads: _RecurrentHeads | None = None
 
         def read(name: str) -> int:
-            value = file.keys.get(f"{self.architecture}.{name}")
+            value = file.keys.get(f"{prefix}.{name}")
             return value if type(value) is int else 0
 
-        if self.architecture == "llama":
+        if rows == "pairs":
             heads = read("attention.head_count") or 1
             self._pair_dim = read("attention.key_length") or read("embedding_length") // heads
-        if self.architecture in _RECURRENT:
+        if rows == "tiled heads":
             num_values = read("ssm.time_step_rank")
             names = ("ssm.group_count", "ssm.state_size", "ssm.inner_size")
             num_keys, key_dim, inner = (read(name) for name in names)
@@ -122,7 +122,7 @@ class Conversion:
         """
         stem = name.removesuffix(".weight")
         rows, columns = self.row_order(stem, num_rows), self.column_order(stem)
-        has_logs = self._heads is not None and stem.endswith(".linear_attn.A_log")
+        has_logs = stem.endswith(".A_log")
         if rows is None and columns is None and not has_logs:
             return None
 

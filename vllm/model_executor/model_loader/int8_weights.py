@@ -25,15 +25,18 @@ ROUNDING_NAMES: Mapping[str, Inputs] = {
     "int8_per_channel_weight_only": "whole",
     "w8a8_int8": "bytes by row",
 }
-# Asked for where experts' gate and up alternate, which files have in one stack.
-_STACKED = ".gate_up_proj"
+# Where experts' gate and up alternate, which files have in one stack; and of DeepSeek-V4 the
+# compressors and the indexer's weights, its embedding and its head.
+_EXACT = (".gate_up_proj", ".compressor.wkv", ".compressor.wgate", ".indexer.weights_proj")
+_EXACT_TABLES = ("embed", "head")
 
 
 class Int8Weights(MatrixStorages):
     """A ``WeightQuantization`` that a checkpoint of plain weights is loaded through.
 
     Every matrix that a layer asks for by name gets one scale per row, the output head among them.
-    Embeddings that are no head, routers and gpt-oss's stacked experts stay as they are.
+    Embeddings that are no head, routers, gpt-oss's stacked experts and what DeepSeek-V4 computes in
+    more than eight bits stay as they are.
 
     Args:
         names: Names of the checkpoint's tensors; None: all that a model asks for are there.
@@ -53,7 +56,8 @@ class Int8Weights(MatrixStorages):
 
     def _find_storage(self, spec: MatrixSpec) -> PackingStorage | None:
         name = spec.name
-        if name.endswith(_STACKED) or (name in _HEADS and not self._is_rounded_head(name)):
+        is_kept = name.endswith(_EXACT) or name in _EXACT_TABLES
+        if is_kept or (name in _HEADS and not self._is_rounded_head(name)):
             return None
         return make_rounding(spec, self._inputs)
 

@@ -147,15 +147,19 @@ def load_model_weights(
     return report
 
 
-def read_stored_tensors(path: str | Path) -> list[StoredTensor]:
+def read_stored_tensors(path: str | Path, drafts: str | Path | None = None) -> list[StoredTensor]:
     """Return what the headers of a checkpoint folder's weight files, or of a GGUF file, say.
+
+    Args:
+        path: The folder, or the file.
+        drafts: The GGUF file of a block that drafts, if it has one of its own.
 
     Raises:
         CheckpointError: A file is missing or broken.
         UnsupportedFeatureError: A GGUF file holds a type that is not served.
     """
     if is_gguf(path):
-        return read_gguf_tensors(path)
+        return read_gguf_tensors(path, drafts)
     return read_headers(find_weight_files(Path(path)))
 
 

@@ -45,6 +45,7 @@ class MappedFile:
     """
 
     def __init__(self, file: Path) -> None:
+        self._file = file
         with file.open("rb") as opened:
             # A private mapping, as torch wants memory it could write; nobody does.
             self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -67,8 +68,13 @@ class MappedFile:
 
         F4 comes as bytes of two values. What a conversion changed is undone.
         """
-        values = self._view(stored)
-        return values if stored.undo is None else stored.undo(values)
+        if stored.undo is None:
+            return self._view(stored)
+        return stored.undo(*map(self._find_view, stored.sources or (stored,)))
+
+    def _find_view(self, stored: StoredTensor) -> Tensor:
+        """Returns what lies in this file, or in another part of a split one."""
+        return (self if stored.file == self._file else MappedFile(stored.file))._view(stored)
 
     def _view(self, stored: StoredTensor) -> Tensor:
         dtype = _DTYPES[stored.dtype]
@@ -90,10 +96,11 @@ class MappedFile:
         """Let go of the pages that lie wholly within a tensor, and of its first one."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
-        start = stored.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        stop = (stored.offset + stored.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if stop > start:
-            self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        for part in stored.sources or (stored,):
+            start = part.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            stop = (part.offset + part.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            if stop > start and part.file == self._file:
+                self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def read_rows_at_random(self, stored: StoredTensor) -> Tensor:
         """Return a tensor whose rows are read now and then: each brings its own pages alone.

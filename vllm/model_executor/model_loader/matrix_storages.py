@@ -2,11 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
+
+import torch
 
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.interface import ExpertsSpec, MatrixSpec, RowDecoder
-from vllm.model_executor.layers.quantization.storages import Storage
-from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts, StoredMatrix
+from vllm.model_executor.layers.quantization.storages import PlainRows, Storage
+from vllm.model_executor.layers.quantization.stored_matrix import (
+    StoredExpert,
+    StoredExperts,
+    StoredMatrix,
+)
 from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
 from vllm.v1.attention.ops.stored import Inputs
 
@@ -33,6 +40,10 @@ class MatrixStorages(ABC):
         self._made: list[StoredMatrix | StoredExperts] = []
 
     @abstractmethod
+    def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
+        """See ``WeightQuantization``."""
+
+    @abstractmethod
     def _find_storage(self, spec: MatrixSpec) -> Storage | None:
         """Returns the storage of a matrix [out, in], still empty; None: it is plain."""
 
@@ -49,6 +60,31 @@ class MatrixStorages(ABC):
         """See ``WeightQuantization``: only some formats have experts apart from matrices."""
         del spec
         return None
+
+    def _make_experts(self, spec: ExpertsSpec) -> StoredExperts:
+        """Returns a layer's experts, the plain ones among them as they are stored."""
+
+        def make(name: str, out_size: int, in_size: int) -> Storage:
+            matrix = MatrixSpec(name, in_size, out_size, spec.dtype, spec.device)
+            storage = self._find_storage(matrix)
+            if storage is not None:
+                return storage
+            kept = self.plain_dtype([f"{name}.weight"]) or spec.dtype
+            return PlainRows(torch.empty((out_size, in_size), dtype=kept, device=spec.device))
+
+        def make_expert(name: str) -> StoredExpert:
+            return StoredExpert(
+                gate=make(f"{name}.w1", spec.inner_size, spec.hidden_size),
+                up=make(f"{name}.w3", spec.inner_size, spec.hidden_size),
+                down=make(f"{name}.w2", spec.hidden_size, spec.inner_size),
+            )
+
+        prefix = spec.prefix
+        routed = [make_expert(f"{prefix}experts.{expert}") for expert in range(spec.num_experts)]
+        shared = make_expert(f"{prefix}shared_experts")
+        made = StoredExperts(prefix, routed, shared, spec.limit, self._ops)
+        self._made.append(made)
+        return made
 
     def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:
         """See ``WeightQuantization``: only some formats store tables otherwise than as values."""

@@ -19,6 +19,8 @@ _EMBEDDED_DIR = Path(__file__).resolve().parents[2] / "assets" / "deepseek-v4"
 _HUB_QUANT = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([\w.-]+)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PART_OF_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+# GGUF files that stand beside a model's own.
+_BESIDE = ("mmproj", "mtp-")
 _CONFIG_PATTERNS = ("*.json", "*.jinja", "tokenizer.model")
 _WEIGHT_PATTERNS = ("*.safetensors",)
 
@@ -115,7 +117,7 @@ def list_aliases(checkpoint: ResolvedCheckpoint) -> tuple[str, ...]:
 
 def _find_in_folder(folder: Path) -> Path:
     """Return the folder, or the one GGUF file in it where nothing else there holds weights."""
-    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
+    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith(_BESIDE))
     # Of a split file the first part stands for all.
     whole = [
         file
@@ -132,16 +134,25 @@ def _find_in_folder(folder: Path) -> Path:
     )
 
 
-def read_hf_config(path: str | Path) -> dict[str, Any]:
+def read_hf_config(path: str | Path, drafts: str | Path | None = None) -> dict[str, Any]:
     """Read the ``config.json`` of a checkpoint folder, or what it would be of a GGUF file.
 
+    Args:
+        path: The folder, or the file.
+        drafts: The GGUF file of a block that drafts, if it has one of its own.
+
     Raises:
-        ConfigError: It is absent, unreadable or not a JSON object.
+        ConfigError: It is absent, unreadable or not a JSON object, or the files do not go together.
         CheckpointError: The GGUF file is broken.
         UnsupportedModelError: It holds a model that is not served.
     """
     if is_gguf(path) and Path(path).is_file():
-        return read_gguf_config(path)
+        return read_gguf_config(path, drafts)
+    if drafts is not None:
+        raise ConfigError(
+            f"speculative-config model {str(drafts)!r} is a GGUF file, which drafts for a model in "
+            f"a GGUF file, and {path} is none: leave it out."
+        )
     file = Path(path) / "config.json"
     if not file.is_file():
         raise ConfigError(

@@ -48,6 +48,7 @@ class StoredTensor:
         num_bytes: How many bytes they take.
         undo: Makes these values of those that lie in the file, which a conversion changed; None:
             they are the same.
+        sources: What lies in files, one argument of ``undo`` each; empty: what this describes.
     """
 
     name: str
@@ -56,7 +57,8 @@ class StoredTensor:
     file: Path
     offset: int = 0
     num_bytes: int = 0
-    undo: Callable[["Tensor"], "Tensor"] | None = None
+    undo: Callable[..., "Tensor"] | None = None
+    sources: tuple["StoredTensor", ...] = ()
 
 
 def read_header(file: Path) -> list[StoredTensor]:

@@ -25,12 +25,11 @@ from vllm.model_executor.layers.quantization.panels import CodedRows, unit_of
 from vllm.model_executor.layers.quantization.storages import (
     Fp4Groups,
     Fp8Blocks,
-    PlainRows,
     Storage,
     check_scales,
     scale_slot,
 )
-from vllm.model_executor.layers.quantization.stored_matrix import StoredExpert, StoredExperts
+from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts
 from vllm.model_executor.model_loader.load_plan import DSPARK_MARK, Copy, part_shape
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
@@ -90,27 +89,7 @@ class StoredWeights(MatrixStorages):
         """See ``WeightQuantization``; plain ones among quantised ones are kept as stored."""
         if not self.is_quantised:
             return None
-
-        def make(name: str, rows: int, columns: int) -> Storage:
-            storage = self._make_storage(name, rows, columns, spec.device)
-            if storage is not None:
-                return storage
-            kept = self.plain_dtype([f"{name}.weight"]) or spec.dtype
-            return PlainRows(torch.empty((rows, columns), dtype=kept, device=spec.device))
-
-        def make_expert(name: str) -> StoredExpert:
-            return StoredExpert(
-                gate=make(f"{name}.w1", spec.inner_size, spec.hidden_size),
-                up=make(f"{name}.w3", spec.inner_size, spec.hidden_size),
-                down=make(f"{name}.w2", spec.hidden_size, spec.inner_size),
-            )
-
-        prefix = spec.prefix
-        routed = [make_expert(f"{prefix}experts.{expert}") for expert in range(spec.num_experts)]
-        shared = make_expert(f"{prefix}shared_experts")
-        made = StoredExperts(prefix, routed, shared, spec.limit, self._ops)
-        self._made.append(made)
-        return made
+        return self._make_experts(spec)
 
     def has_part(self, prefix: str) -> bool:
         """See ``WeightQuantization``; a DSpark drafter is no multi-token-prediction block."""

@@ -391,7 +391,8 @@ class EngineArgs:
             logger.warning("trust_remote_code has no effect: no code of a model is ever run.")
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
-        hf_config = override_config(read_hf_config(checkpoint.path), self.hf_overrides)
+        own = read_hf_config(checkpoint.path, self._find_drafts_file())
+        hf_config = override_config(own, self.hf_overrides)
         # Parsed for its errors too; the engine core parses it again where it is used.
         architectures = read_architectures(hf_config)
         parsed = resolve_model(architectures).parse_config(hf_config)
@@ -495,6 +496,12 @@ class EngineArgs:
             "would wait for the last one (--speculative-config); answers are the same without"
         )
         return False
+
+    def _find_drafts_file(self) -> str | None:
+        """Return the file of a block that drafts, if it has one of its own."""
+        if self.speculative_config is None:
+            return None
+        return SpeculativeConfig.from_dict(self.speculative_config).drafts_file
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
         if self.speculative_config is None:

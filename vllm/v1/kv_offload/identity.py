@@ -79,6 +79,9 @@ def _digest_weights(
     if config.load_config.load_format == "dummy":
         return f"dummy, seed {model.seed}"
     files = find_weight_files(Path(model.path or model.model))
+    drafts = None if config.speculative_config is None else config.speculative_config.drafts_file
+    if drafts is not None:
+        files = (*files, *find_weight_files(Path(drafts)))
     memory = root / WEIGHTS_FILE if root.is_dir() else None
     return digest_files(files, memory, note_progress, stop, remembers=not read_only)
 

@@ -76,6 +76,7 @@ class Worker:
         speculative = vllm_config.speculative_config
         is_run = speculative is not None and speculative.method == "mtp"
         self._model_spec: Any = spec.for_drafts(is_run)
+        self._drafts_file = None if speculative is None else speculative.drafts_file
         self._find_shard = self._entry.make_shard_finder(self._model_spec, self._share)
         self._dtype = resolve_dtype(vllm_config.model_config.dtype)
         self._model: Any = None
@@ -199,7 +200,7 @@ class Worker:
         model_config = self._config.model_config
         if self._config.load_config.load_format == "dummy":
             return []
-        return read_stored_tensors(model_config.path or model_config.model)
+        return read_stored_tensors(model_config.path or model_config.model, self._drafts_file)
 
     def _find_quantization(self, stored: Sequence[StoredTensor]) -> WeightQuantization | None:
         """Return how the model's matrices are kept; None: all are plain."""
@@ -285,6 +286,7 @@ class Worker:
             )
         weights = GgufWeights(
             checkpoint,
+            self._drafts_file,
             rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
             ops=self._make_op_resolver(),
             pack=self._platform.find_block_packer(),

@@ -52,9 +52,9 @@ class DeepseekV4Attention(nn.Module):
             config.hidden_size,
             (config.q_lora_rank, config.head_dim, *self.entries.in_sizes),
             make,
-            ("wq_a", "wkv"),
-            self.entries.in_names,
+            ("wq_a", "wkv", *self.entries.in_names),
         )
+        self._input_sizes = [config.q_lora_rank, config.head_dim, *self.entries.input_sizes]
         self.q_norm = make.parameter(config.q_lora_rank)
         self.kv_norm = make.parameter(config.head_dim)
         self.wq_b = ColumnParallelLinear(
@@ -96,7 +96,7 @@ class DeepseekV4Attention(nn.Module):
         """Maps the normed input [T, D] to the output [T, D]; writes the layer's caches."""
         num_tokens = x.shape[0]
         turns = step.compress_turns if self._has_compressor else step.main_turns
-        q_latent, kv, *entry_inputs = self.in_proj(x).split(self.in_proj.out_sizes, -1)
+        q_latent, kv, *entry_inputs = self.in_proj(x).split(self._input_sizes, -1)
         q_latent = self._rms_norm(q_latent, self.q_norm, self._eps)
         queries = self.wq_b(q_latent).view(num_tokens, -1, self._head_dim)
         queries = self._rotate_(self._rms_norm(queries, self._q_scale, self._eps), turns.heads)
@@ -238,15 +238,17 @@ class DeepseekV4Attention(nn.Module):
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns published tensor name -> destination."""
-        projections = self.in_proj.weight_parts()[2:]
+        names = ("wq_a", "wkv", *self.entries.in_names)
+        matrices: dict[str, torch.Tensor] = {}
+        for index, name in enumerate(names):
+            matrices |= self.in_proj.part_slots(index, f"{prefix}.{name}")
         return {
-            **self.in_proj.part_slots(0, f"{prefix}.wq_a"),
+            **matrices,
             f"{prefix}.q_norm.weight": self.q_norm.data,
             **self.wq_b.weight_slots(f"{prefix}.wq_b"),
-            **self.in_proj.part_slots(1, f"{prefix}.wkv"),
             f"{prefix}.kv_norm.weight": self.kv_norm.data,
             f"{prefix}.attn_sink": self.sinks.data,
             **self.wo_a.weight_slots(f"{prefix}.wo_a"),
             **self.wo_b.weight_slots(f"{prefix}.wo_b"),
-            **self.entries.weight_slots(prefix, projections),
+            **self.entries.weight_slots(prefix),
         }

@@ -69,13 +69,9 @@ class Compressor(nn.Module):
         target = meta.entries[meta.group_of[self._entry_name]].target
         self._write_rows(step.kv_caches[self._entry_name], target.blocks, target.rows, entries)
 
-    def weight_slots(
-        self, prefix: str, value_matrix: torch.Tensor, gate_matrix: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Returns published tensor name -> destination; the matrices are the caller's."""
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns published tensor name -> destination, but for the caller's matrices."""
         return {
             f"{prefix}.ape": self.ape.data,
-            f"{prefix}.wkv.weight": value_matrix,
-            f"{prefix}.wgate.weight": gate_matrix,
             f"{prefix}.norm.weight": self.norm.data,
         }

@@ -35,6 +35,7 @@ class NoEntries(nn.Module):
 
     in_sizes: tuple[int, ...] = ()
     in_names: tuple[str, ...] = ()
+    input_sizes: tuple[int, ...] = ()
 
     def store(
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
@@ -62,11 +63,9 @@ class NoEntries(nn.Module):
         del chunk
         return TileEntries(None, tile.tail_mask)
 
-    def weight_slots(
-        self, prefix: str, projections: tuple[torch.Tensor, ...]
-    ) -> dict[str, torch.Tensor]:
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """Returns nothing."""
-        del prefix, projections
+        del prefix
         return {}
 
 
@@ -76,8 +75,10 @@ class AllEntries(nn.Module):
     def __init__(self, plan: LayerPlan, names: LayerCacheNames, parts: ModelParts) -> None:
         super().__init__()
         self.compressor = Compressor(plan, parts.config.head_dim, names.state, names.entries, parts)
-        self.in_sizes: tuple[int, ...] = (2 * self.compressor.row_width,)
-        self.in_names: tuple[str, ...] = ("compressor.wkv.weight", "compressor.wgate.weight")
+        width = self.compressor.row_width
+        self.in_sizes: tuple[int, ...] = (width, width)
+        self.in_names: tuple[str, ...] = ("compressor.wkv", "compressor.wgate")
+        self.input_sizes: tuple[int, ...] = (2 * width,)
         self._entries = PageReader(names.entries, parts)
 
     def store(
@@ -109,12 +110,9 @@ class AllEntries(nn.Module):
         assert chunk is not None
         return TileEntries(chunk.entries[: tile.num_entries], tile.tail_mask)
 
-    def weight_slots(
-        self, prefix: str, projections: tuple[torch.Tensor, ...]
-    ) -> dict[str, torch.Tensor]:
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """See ``EntrySource``."""
-        values, gates = projections[0].chunk(2)
-        return self.compressor.weight_slots(f"{prefix}.compressor", values, gates)
+        return self.compressor.weight_slots(f"{prefix}.compressor")
 
 
 class ChosenEntries(nn.Module):
@@ -134,16 +132,23 @@ class ChosenEntries(nn.Module):
         self.index_compressor = Compressor(
             plan, self._width, names.indexer_state, names.indexer, parts
         )
+        width = self.index_compressor.row_width
         self.in_sizes: tuple[int, ...] = (
             *self.all_entries.in_sizes,
-            2 * self.index_compressor.row_width,
+            width,
+            width,
+            self._num_heads,
+        )
+        self.input_sizes: tuple[int, ...] = (
+            *self.all_entries.input_sizes,
+            2 * width,
             self._num_heads,
         )
         self.in_names: tuple[str, ...] = (
             *self.all_entries.in_names,
-            "indexer.compressor.wkv.weight",
-            "indexer.compressor.wgate.weight",
-            "indexer.weights_proj.weight",
+            "indexer.compressor.wkv",
+            "indexer.compressor.wgate",
+            "indexer.weights_proj",
         )
         self.wq_b = ReplicatedLinear(
             config.q_lora_rank,
@@ -288,16 +293,12 @@ class ChosenEntries(nn.Module):
             reads.source.blocks.shape[1] > self._top_k for reads in entries.decode_reads
         ) or any(reads.blocks.shape[0] > self._top_k for reads in entries.chunk_reads)
 
-    def weight_slots(
-        self, prefix: str, projections: tuple[torch.Tensor, ...]
-    ) -> dict[str, torch.Tensor]:
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """See ``EntrySource``."""
-        values, gates = projections[1].chunk(2)
         return {
-            **self.all_entries.weight_slots(prefix, projections[:1]),
-            **self.index_compressor.weight_slots(f"{prefix}.indexer.compressor", values, gates),
+            **self.all_entries.weight_slots(prefix),
+            **self.index_compressor.weight_slots(f"{prefix}.indexer.compressor"),
             **self.wq_b.part_slots(0, f"{prefix}.indexer.wq_b"),
-            f"{prefix}.indexer.weights_proj.weight": projections[2],
         }
 
 

@@ -72,9 +72,11 @@ class EntrySource(Protocol):
     """Where a layer's compressed entries come from; see ``entries`` for the three kinds."""
 
     in_sizes: tuple[int, ...]
-    """Widths of the projections of the layer's input that ``store`` takes."""
+    """Rows of the matrices over the layer's input."""
     in_names: tuple[str, ...]
-    """Published names of their tensors, without the attention's prefix."""
+    """Published names of these, without the attention's prefix."""
+    input_sizes: tuple[int, ...]
+    """Widths of what ``store`` takes of their products, of which two may be one."""
 
     def store(
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
@@ -83,7 +85,7 @@ class EntrySource(Protocol):
 
         Args:
             q_latent: Normed query latent [T, q_lora_rank].
-            inputs: Projections [T, size] of the layer's input, by ``in_sizes``.
+            inputs: Projections [T, size] of the layer's input, by ``input_sizes``.
             turns: Rotary turns of the layer.
             step: The step.
         """
@@ -101,12 +103,9 @@ class EntrySource(Protocol):
     def pick_for_tile(self, chunk: ChunkEntries | None, tile: QueryTile) -> TileEntries:
         """Returns what a tile's queries attend to."""
 
-    def weight_slots(
-        self, prefix: str, projections: tuple[torch.Tensor, ...]
-    ) -> dict[str, torch.Tensor]:
-        """Returns published tensor name -> destination.
+    def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
+        """Returns published tensor name -> destination, but for the matrices of ``in_names``.
 
         Args:
             prefix: The attention's prefix.
-            projections: The matrices of ``in_sizes``.
         """

@@ -16,6 +16,7 @@ from vllm.model_executor.models.deepseek_v4.step import ModelParts, StepFactory
 from vllm.v1.attention.step_tables import StepMetadata
 
 _MTP = "mtp."
+_EMBEDDING, _HEAD = "embed", "head"
 
 
 class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
@@ -26,7 +27,9 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
 
     def _build(self, parts: ModelParts) -> None:
         config, make, ops = parts.config, parts.make, parts.ops
-        self.embed = VocabParallelEmbedding(config.vocab_size, config.hidden_size, make)
+        self.embed = VocabParallelEmbedding(
+            config.vocab_size, config.hidden_size, make, matrix_name=_EMBEDDING
+        )
         self.layers = nn.ModuleList(
             DeepseekV4Block(f"layers.{index}", plan, parts)
             for index, plan in enumerate(config.layers)
@@ -40,6 +43,7 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
             config.hidden_size,
             make,
             self.embed if config.tie_word_embeddings else None,
+            matrix_name=_HEAD,
         )
         # Of a block that the checkpoint lacks, a release's size, nothing is allocated.
         has_mtp = config.num_nextn_predict_layers and (
@@ -109,12 +113,12 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
         Experts are slices of stacked parameters. A tied head has no slot of its own.
         """
         slots = {
-            "embed.weight": self.embed.weight.data,
+            **self.embed.weight_slots(_EMBEDDING),
             "norm.weight": self.norm.data,
             **self.hc_head.weight_slots("hc_head"),
         }
         if not self.config.tie_word_embeddings:
-            slots["head.weight"] = self.head.weight.data
+            slots |= self.head.weight_slots(_HEAD)
         for layer in self.layers:
             assert isinstance(layer, DeepseekV4Block)
             slots.update(layer.weight_slots())

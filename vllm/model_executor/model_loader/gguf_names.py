@@ -1,0 +1,241 @@
+"""A GGUF file's tensors by the names that models ask for: those of the families' releases.
+
+A tensor may be several there (stacked experts), a part of one, or made of several; blocks of what
+models keep as numbers are decoded as they are read.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization.gguf_blocks import read_blocks
+from vllm.model_executor.layers.quantization.panels import PackedRows
+from vllm.model_executor.model_loader.gguf_architectures import Architecture, find_architecture
+from vllm.model_executor.model_loader.gguf_config import check_drafts, count_layers
+from vllm.model_executor.model_loader.gguf_conversion import Conversion
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.utils.gguf_file import GgufFile, GgufTensor
+
+Entry = tuple[GgufTensor, StoredTensor]
+"""What the model asks for, with the tensor of the file that holds it, or the first of several."""
+
+_STACKS = {"ffn_gate_exps": (1,), "ffn_up_exps": (2,), "ffn_down_exps": (3,)}
+# Both matrices of each expert, one after the other.
+_FUSED_STACK, _BOTH = "ffn_gate_up_exps", (1, 2)
+_IN_BLOCK = re.compile(r"(?:blk\.(\d+)|mtp\.0)\.(.+)")
+# Part of the names of what mixes residual streams, whose tensors have no ends in releases.
+_HYPER = "hc_"
+_PAIR = "nextn.eh_proj.weight"
+# Copies of the model's own embedding and head, which the block that drafts shares.
+_COPIES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
+# Numbers that follow from config.json, or were read with it.
+_LEFT_OUT = ("rope_freqs.weight",)
+# What NVFP4 releases would round inputs of products by: they are taken as they are.
+_INPUT_SCALE = ".input_scale"
+# Matrices that models keep as numbers, however they are stored.
+_NUMBERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight")
+
+
+def read_entries(file: GgufFile, drafts: GgufFile | None = None) -> Iterator[Entry]:
+    """Yield a file's tensors, and those of a block that drafts from a file of its own.
+
+    Raises:
+        CheckpointError: A stack of experts is none, or the second file does not fit the first.
+        UnsupportedModelError: The architecture is not served.
+    """
+    yield from _Names(file).read()
+    if drafts is not None:
+        check_drafts(file, drafts)
+        yield from _Names(drafts).read_drafts()
+
+
+class _Names:
+    """The names of one file's tensors."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._own: Architecture = find_architecture(file)
+        self._conversion = Conversion(file)
+        self._num_layers = count_layers(file)
+
+    def read(self) -> Iterator[Entry]:
+        """Yields all that the model asks for."""
+        for tensor in self._file.tensors.values():
+            if tensor.name in _LEFT_OUT or tensor.name.endswith(_INPUT_SCALE):
+                continue
+            match = _IN_BLOCK.fullmatch(tensor.name)
+            if match is None:
+                name = self._find_top(tensor.name)
+                yield self._take(tensor, name, is_numbers=_HYPER in name)
+            elif match[1] is not None and int(match[1]) < self._num_layers:
+                yield from self._read_block(tensor, f"{self._own.layer}.{match[1]}", match[2])
+            else:
+                yield from self._read_draft_block(tensor, match)
+
+    def read_drafts(self) -> Iterator[Entry]:
+        """Yields what a file of a block that drafts adds to the model's own."""
+        drafts = self._own.drafts
+        assert drafts is not None, "check_drafts comes first"
+        for tensor in self._file.tensors.values():
+            if (match := _IN_BLOCK.fullmatch(tensor.name)) is not None:
+                yield from self._read_draft_block(tensor, match)
+            elif tensor.name in drafts.top:
+                yield self._take(tensor, drafts.top[tensor.name], is_numbers=True)
+
+    def _find_top(self, name: str) -> str:
+        stem, _, leaf = name.rpartition(".")
+        ours = self._own.top.get(stem)
+        # The loader reports others by their own names.
+        return name if ours is None else f"{ours}.{leaf}" if _HYPER not in ours else ours
+
+    def _read_draft_block(self, tensor: GgufTensor, match: re.Match[str]) -> Iterator[Entry]:
+        """Yields a tensor of the first block behind the layers; others are not run."""
+        drafts, rest = self._own.drafts, match[2]
+        is_first = match[1] is None or int(match[1]) == self._num_layers
+        if drafts is None or not is_first or rest in _COPIES:
+            return
+        if rest == _PAIR:
+            yield from self._read_pair(tensor, drafts.pair)
+        elif rest in drafts.parts:
+            yield self._take(tensor, drafts.parts[rest], is_numbers=_HYPER in rest)
+        else:
+            yield from self._read_block(tensor, drafts.layer, rest)
+
+    def _read_pair(self, tensor: GgufTensor, names: tuple[str, ...]) -> Iterator[Entry]:
+        """Yields a matrix over two inputs side by side, or each of them alone."""
+        if len(names) == 1:
+            yield self._take(tensor, names[0])
+            return
+        whole = _describe(tensor, tensor.name)
+        rows, row_items = whole.shape
+        if tensor.shape[-1] // 2 % tensor.type.size:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} has rows of {tensor.shape[-1]:,} values, "
+                f"whose halves are no whole blocks of {tensor.type.name}."
+            )
+        for index, name in enumerate(names):
+            half = slice(index * row_items // 2, (index + 1) * row_items // 2)
+            yield (
+                tensor,
+                replace(
+                    whole,
+                    name=name,
+                    shape=(rows, row_items // 2),
+                    undo=_Columns(half),
+                    sources=(whole,),
+                ),
+            )
+
+    def _read_block(self, tensor: GgufTensor, prefix: str, rest: str) -> Iterator[Entry]:
+        own = self._own
+        part, _, leaf = rest.rpartition(".")
+        if (vector := own.vectors.get(rest)) is not None:
+            yield self._take(tensor, f"{prefix}.{vector}", is_numbers=True)
+        elif part in _STACKS or (part == _FUSED_STACK and leaf != "bias"):
+            yield from self._read_stack(tensor, prefix, part, leaf)
+        elif part in own.parts:
+            name = f"{prefix}.{own.parts[part]}.{leaf}"
+            yield self._take(tensor, name, is_numbers=rest in _NUMBERS)
+        else:
+            # The loader reports it by this name.
+            yield self._take(tensor, tensor.name)
+
+    def _take(self, tensor: GgufTensor, name: str, *, is_numbers: bool = False) -> Entry:
+        stored = _describe(tensor, name)
+        if stored.dtype == "U8":
+            if not is_numbers:
+                return tensor, stored
+            decode = _Decode(tensor.type.name, name, tensor.shape)
+            stored = replace(
+                stored, shape=tensor.shape, dtype="F32", undo=decode, sources=(stored,)
+            )
+            shape = self._conversion.find_shape(name, stored.shape)
+            then = self._conversion.find_undo(name, shape[0])
+            return tensor, replace(stored, shape=shape, undo=_Then(decode, shape, then))
+        shape = self._conversion.find_shape(name, stored.shape)
+        undo = self._conversion.find_undo(name, shape[0])
+        return tensor, replace(stored, shape=shape, undo=undo)
+
+    def _read_stack(self, tensor: GgufTensor, prefix: str, part: str, leaf: str) -> Iterator[Entry]:
+        leaves = [self._own.experts[i] for i in _STACKS.get(part, _BOTH)]
+        prefix = f"{prefix}.{self._own.experts[0]}"
+        if leaf == "scale" and tensor.type.name == "F32":
+            offsets = range(tensor.offset, tensor.offset + tensor.num_bytes, 4)
+            for e, offset in enumerate(offsets):
+                for name in leaves:
+                    full = f"{prefix}.{e}.{name}.scale"
+                    yield tensor, StoredTensor(full, (1,), "F32", tensor.file, offset, 4)
+            return
+        if leaf == "bias":
+            yield tensor, _describe(tensor, f"{prefix}.{leaves[0]}_bias")
+            return
+        if len(tensor.shape) != 3 or not tensor.shape[0] or tensor.shape[1] % len(leaves):
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} has the sizes {list(tensor.shape)}, not "
+                "those of [experts, rows, columns]."
+            )
+        whole = _describe(tensor, tensor.name)
+        num_rows = tensor.shape[1] // len(leaves)
+        each = tensor.num_bytes // tensor.shape[0] // len(leaves)
+        for index in range(tensor.shape[0] * len(leaves)):
+            expert, matrix = divmod(index, len(leaves))
+            yield (
+                tensor,
+                replace(
+                    whole,
+                    name=f"{prefix}.{expert}.{leaves[matrix]}.weight",
+                    shape=(num_rows, whole.shape[2]),
+                    offset=tensor.offset + index * each,
+                    num_bytes=each,
+                ),
+            )
+
+
+class _Columns:
+    """Takes some columns of a matrix, or some bytes of its rows."""
+
+    def __init__(self, columns: slice) -> None:
+        self._columns = columns
+
+    def __call__(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[:, self._columns]
+
+
+class _Decode:
+    """Makes fp32 numbers of blocks."""
+
+    def __init__(self, type_name: str, name: str, shape: tuple[int, ...]) -> None:
+        self._type_name, self._name, self._shape = type_name, name, shape
+
+    def __call__(self, blocks: torch.Tensor) -> torch.Tensor:
+        return decode_blocks(self._type_name, blocks.flatten(0, -2), self._name).view(self._shape)
+
+
+class _Then:
+    """Makes numbers of blocks, and undoes what conversion changed."""
+
+    def __init__(self, decode: _Decode, shape: tuple[int, ...], undo: object | None) -> None:
+        self._decode, self._shape, self._undo = decode, shape, undo
+
+    def __call__(self, blocks: torch.Tensor) -> torch.Tensor:
+        values = self._decode(blocks).view(self._shape)
+        return self._undo(values) if callable(self._undo) else values
+
+
+def decode_blocks(type_name: str, blocks: torch.Tensor, name: str) -> torch.Tensor:
+    """Return the values, fp32 [R, columns], of rows of blocks, uint8 [R, bytes of a row]."""
+    packed = PackedRows(read_blocks(type_name, blocks), name)
+    values = torch.empty(packed.num_rows, packed.num_columns)
+    packed.write_rows(0, values)
+    return values
+
+
+def _describe(tensor: GgufTensor, name: str) -> StoredTensor:
+    shape, block = tensor.shape, tensor.type
+    if block.size == 1:
+        return StoredTensor(name, shape, block.name, tensor.file, tensor.offset, tensor.num_bytes)
+    shape = (*shape[:-1], shape[-1] // block.size * block.num_bytes)
+    return StoredTensor(name, shape, "U8", tensor.file, tensor.offset, tensor.num_bytes)

@@ -1,0 +1,306 @@
+"""What no field of the table says of an architecture's config: one function each. Torch-free."""
+
+import struct
+from typing import Any
+
+from vllm.exceptions import CheckpointError, ConfigError
+from vllm.model_executor.model_loader.gguf_keys import Keys
+
+_DEFAULT_THETA = 10_000.0
+_GEMMA3_LOCAL_THETA = 10_000.0
+# Gemma 3's files name no pattern: every sixth layer is one of full attention.
+_GEMMA3_PATTERN = 6
+# Of these many layers is the one Gemma 3 that scales its scores otherwise (27B).
+_GEMMA3_LAYERS_BY_HIDDEN = 62
+_GEMMA4_THETA = 1_000_000.0
+_ROPE_FACTORS = "rope_freqs.weight"
+# Gemma 4's divisor of a pair that is not turned is 1e30, in fp32.
+_NOT_TURNED = 0.99e30
+_LOCAL, _FULL = "sliding_attention", "full_attention"
+
+
+def read_equal_heads(keys: Keys) -> dict[str, Any]:
+    """Return the heads and rotary base of a model whose layers are alike."""
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    for name in ("attention.value_length", "rope.dimension_count"):
+        if keys.integer(name, head_dim) != head_dim:
+            raise keys.refuse(name, keys.integer(name), f"{head_dim}, the width of a head")
+    return {
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rope_theta": keys.number("rope.freq_base", _DEFAULT_THETA),
+        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+    }
+
+
+def read_scaling(keys: Keys) -> dict[str, Any]:
+    """Return rope_scaling, if there is any."""
+    factors = keys.file.tensors.get(_ROPE_FACTORS)
+    if factors is not None:
+        return {"rope_scaling": {"rope_type": "divided", "divisors": _read_floats(factors)}}
+    kind = keys.text("rope.scaling.type", "none")
+    if kind == "none":
+        return {}
+    factor = keys.number("rope.scaling.factor", 1.0)
+    if kind == "linear":
+        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    if kind == "yarn":
+        scaling = {"rope_type": "yarn", "factor": factor, "beta_fast": 32.0, "beta_slow": 1.0}
+        length = keys.integer("rope.scaling.original_context_length")
+        return {"rope_scaling": {**scaling, "original_max_position_embeddings": length}}
+    raise keys.refuse("rope.scaling.type", kind, "none, linear, yarn")
+
+
+def _read_floats(tensor: Any) -> list[float]:
+    if tensor.type.name != "F32":
+        raise CheckpointError(
+            f"{tensor.file}: tensor {tensor.name} is of type {tensor.type.name}, must be F32."
+        )
+    with tensor.file.open("rb") as opened:
+        opened.seek(tensor.offset)
+        raw = opened.read(tensor.num_bytes)
+    values = list(struct.unpack(f"<{len(raw) // 4}f", raw))
+    if not all(0 < value < float("inf") for value in values):
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} holds a value that is not > 0.")
+    return values
+
+
+def read_llama(keys: Keys) -> dict[str, Any]:
+    """Return what Llama's files say besides the table."""
+    if keys.has("expert_count") and keys.file.keys.get("llama.expert_count"):
+        raise keys.refuse("expert_count", keys.integer("expert_count"), "none, as in Llama")
+    if "blk.0.attn_q.bias" in keys.file.tensors:
+        raise ConfigError(f"{keys.file.path}: tensor blk.0.attn_q.bias, which Llama has not")
+    return {**read_equal_heads(keys), **read_scaling(keys)}
+
+
+def read_plain(keys: Keys) -> dict[str, Any]:
+    """Return the heads and the rotary setting of a model whose layers are alike."""
+    return {**read_equal_heads(keys), **read_scaling(keys)}
+
+
+def read_gemma3(keys: Keys) -> dict[str, Any]:
+    """Return what Gemma 3's files say besides the table."""
+    layers, hidden = keys.integer("block_count"), keys.integer("embedding_length")
+    heads = keys.integer("attention.head_count")
+    scalar = keys.integer("attention.key_length", hidden // heads)
+    if layers == _GEMMA3_LAYERS_BY_HIDDEN:
+        scalar = hidden // heads
+    return {
+        **read_equal_heads(keys),
+        "sliding_window_pattern": keys.integer("attention.sliding_window_pattern", _GEMMA3_PATTERN),
+        "query_pre_attn_scalar": scalar,
+        "rope_theta": keys.number("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA),
+        **read_scaling(keys),
+    }
+
+
+def read_gemma4(keys: Keys) -> dict[str, Any]:
+    """Return what Gemma 4's files say besides the table."""
+    layers = keys.integer("block_count")
+    first_sharing = layers - keys.count("attention.shared_kv_layers")
+    full_dim = keys.integer("attention.key_length")
+    local_dim = keys.integer("attention.key_length_swa", full_dim)
+    for name, dim in (
+        ("attention.value_length", full_dim),
+        ("attention.value_length_swa", local_dim),
+    ):
+        if keys.integer(name, dim) != dim:
+            raise keys.refuse(name, keys.integer(name), f"{dim}, the width of its keys")
+    is_local = keys.booleans("attention.sliding_window_pattern", layers)
+    kv_heads = keys.integers("attention.head_count_kv", layers)
+    config = {
+        "layer_types": [_LOCAL if local else _FULL for local in is_local],
+        "head_dim": local_dim,
+        "num_key_value_heads": kv_heads[0],
+        "per_layer_config": {
+            str(index): {"head_dim": local_dim if local else full_dim, "num_key_value_heads": heads}
+            for index, (local, heads) in enumerate(zip(is_local, kv_heads, strict=True))
+        },
+        # One product makes both: the file has no matrix of values.
+        "attention_k_eq_v": any(
+            not local and f"blk.{index}.attn_v.weight" not in keys.file.tensors
+            for index, local in enumerate(is_local[: max(first_sharing, 0)])
+        ),
+        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+        "num_kv_shared_layers": layers - first_sharing,
+        "rope_parameters": _read_gemma4_ropes(keys),
+        **_read_gemma4_widths(keys, first_sharing),
+        **_read_layer_inputs(keys),
+    }
+    if keys.count("expert_count"):
+        config["enable_moe_block"] = True
+        config["num_experts"] = keys.integer("expert_count")
+        config["top_k_experts"] = keys.integer("expert_used_count")
+        config["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
+    return config
+
+
+def _read_gemma4_ropes(keys: Keys) -> dict[str, Any]:
+    full: dict[str, Any] = {
+        "rope_type": "proportional",
+        "rope_theta": keys.number("rope.freq_base", _GEMMA4_THETA),
+    }
+    if (divisors := keys.file.tensors.get(_ROPE_FACTORS)) is not None:
+        values = _read_floats(divisors)
+        turned = sum(value == 1.0 for value in values)
+        if values[:turned] != [1.0] * turned or any(
+            value < _NOT_TURNED for value in values[turned:]
+        ):
+            raise CheckpointError(
+                f"{divisors.file}: tensor {divisors.name} holds other values than 1 for the pairs "
+                "that are turned and 1e30 for those behind them."
+            )
+        # Half a pair more: a share that is rounded down gives the same number again.
+        full["partial_rotary_factor"] = min(1.0, (turned + 0.5) / len(values))
+    theta = keys.number("rope.freq_base_swa", _DEFAULT_THETA)
+    return {_FULL: full, _LOCAL: {"rope_type": "default", "rope_theta": theta}}
+
+
+def _read_gemma4_widths(keys: Keys, first_sharing: int) -> dict[str, Any]:
+    """Returns the width of MLPs: of layers that share keys and values it may be twice as much."""
+    widths = keys.integers("feed_forward_length", keys.integer("block_count"))
+    narrow, is_wide = widths[0], widths[-1] != widths[0]
+    if any(
+        width != (2 * narrow if is_wide and index >= first_sharing else narrow)
+        for index, width in enumerate(widths)
+    ):
+        allowed = "one width, and twice as much in the layers that share keys and values"
+        raise keys.refuse("feed_forward_length", widths, allowed)
+    return {"intermediate_size": narrow, "use_double_wide_mlp": is_wide}
+
+
+def _read_layer_inputs(keys: Keys) -> dict[str, Any]:
+    width = keys.count("embedding_length_per_layer_input")
+    table = keys.file.tensors.get("per_layer_token_embd.weight")
+    if (table is not None) != bool(width):
+        allowed = "a number above 0 if and only if there is a tensor per_layer_token_embd.weight"
+        raise keys.refuse("embedding_length_per_layer_input", width, allowed)
+    rows = {"vocab_size_per_layer_input": table.shape[0]} if table is not None else {}
+    return {"hidden_size_per_layer_input": width, **rows}
+
+
+def read_qwen35(keys: Keys) -> dict[str, Any]:
+    """Return what files of Qwen 3.5 and Qwen3-Next say besides the table."""
+    heads = keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", keys.integer("embedding_length") // heads)
+    if keys.integer("attention.value_length", head_dim) != head_dim:
+        value = keys.integer("attention.value_length")
+        raise keys.refuse("attention.value_length", value, f"{head_dim}, the width of a key")
+    turned = keys.integer("rope.dimension_count", head_dim // 4)
+    value_heads, values = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if values % value_heads:
+        raise keys.refuse(
+            "ssm.inner_size", values, f"a multiple of ssm.time_step_rank, {value_heads}"
+        )
+    return {
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": keys.number("rope.freq_base", _DEFAULT_THETA),
+            "partial_rotary_factor": turned / head_dim,
+        },
+        "linear_num_value_heads": value_heads,
+        "linear_value_head_dim": values // value_heads,
+        **_read_recurrent_layers(keys),
+    }
+
+
+def _read_recurrent_layers(keys: Keys) -> dict[str, Any]:
+    """Returns which layers are recurrent: all but every so many, or those that a list names."""
+    if not keys.has("attention.recurrent_layers"):
+        return {"full_attention_interval": keys.integer("full_attention_interval", 4)}
+    count = keys.integer("block_count") - keys.count("nextn_predict_layers")
+    kinds = {True: "linear_attention", False: _FULL}
+    listed = keys.booleans("attention.recurrent_layers", count)
+    return {"layer_types": [kinds[is_recurrent] for is_recurrent in listed]}
+
+
+def read_gpt_oss(keys: Keys) -> dict[str, Any]:
+    """Return what gpt-oss's files say besides the table."""
+    scaling = read_scaling(keys)
+    if scaling:
+        # The family's ramp is not rounded, which no key says.
+        scaling["rope_scaling"]["truncate"] = False
+    else:
+        scaling = {"rope_scaling": {"rope_type": "default"}}
+    return {
+        **read_equal_heads(keys),
+        **scaling,
+    }
+
+
+def read_qwen35_experts(keys: Keys) -> dict[str, Any]:
+    """Return the same of those with experts: the shared one is as wide as a routed one."""
+    inner = keys.integer("expert_feed_forward_length")
+    shared = keys.integer("expert_shared_feed_forward_length", inner)
+    return {**read_qwen35(keys), "shared_expert_intermediate_size": shared}
+
+
+def read_experts_of_any_width(keys: Keys) -> dict[str, Any]:
+    """Return what files of experts alone say, in which the width of dense layers is nobody's."""
+    inner = keys.integer("expert_feed_forward_length")
+    return {
+        **read_plain(keys),
+        "intermediate_size": keys.integer("feed_forward_length", inner),
+    }
+
+
+# How a router makes scores of logits, by the number of ``expert_gating_func``.
+_SQRT_SOFTPLUS = 4
+# What the layers of DeepSeek-V4 may compress by.
+_V4_RATIOS = (0, 4, 128)
+
+
+def read_deepseek4(keys: Keys) -> dict[str, Any]:
+    """Return what DeepSeek-V4's files say besides the table."""
+    head_dim = keys.integer("attention.key_length")
+    keys.require("attention.head_count_kv", 1, 1)
+    keys.require("attention.value_length", head_dim, head_dim)
+    keys.require("expert_gating_func", None, _SQRT_SOFTPLUS)
+    count = keys.integer("block_count") - keys.count("nextn_predict_layers")
+    ratios = keys.counts("attention.compress_ratios", count)
+    if not set(ratios) <= set(_V4_RATIOS):
+        allowed = f"{', '.join(map(str, _V4_RATIOS))} for each layer"
+        raise keys.refuse("attention.compress_ratios", ratios, allowed)
+    return {
+        "compress_ratios": ratios,
+        "swiglu_limit": _read_v4_limit(keys, count),
+        **_read_v4_scaling(keys),
+    }
+
+
+def _read_v4_limit(keys: Keys, num_layers: int) -> float:
+    """Returns what all experts are clamped at: files give it by layer, and the shared one's too."""
+    limits = {
+        limit
+        for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+        if keys.has(name)
+        for limit in keys.numbers(name, num_layers)
+    }
+    if len(limits) > 1:
+        allowed = "one number for all layers and experts"
+        raise keys.refuse("swiglu_clamp_exp", sorted(limits), allowed)
+    return limits.pop() if limits else keys.number("swiglu_clamp_exp")
+
+
+def _read_v4_scaling(keys: Keys) -> dict[str, Any]:
+    kind = keys.text("rope.scaling.type", "none")
+    if kind == "none":
+        return {}
+    if kind != "yarn":
+        raise keys.refuse("rope.scaling.type", kind, "none, yarn")
+    return {
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": keys.number("rope.scaling.factor"),
+            "original_max_position_embeddings": keys.integer(
+                "rope.scaling.original_context_length"
+            ),
+            "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        }
+    }
