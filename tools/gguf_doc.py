@@ -1,11 +1,17 @@
-"""Writes the table of GGUF's types in docs/quantisation.md: ``python -m tools.gguf_doc``."""
+"""Writes the tables of GGUF's types and architectures in docs/: ``python -m tools.gguf_doc``.
+
+Types are in docs/quantisation.md, architectures in docs/models.md.
+"""
 
 from pathlib import Path
 
 from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_FORMS, kept_block_bytes
+from vllm.model_executor.model_loader.gguf_architectures import ARCHITECTURES
 from vllm.utils.gguf_file import TYPES
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "quantisation.md"
+_DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, MODELS_PAGE = _DOCS / "quantisation.md", _DOCS / "models.md"
+_FIRST, _LAST = "<!-- gguf architectures: begin -->", "<!-- gguf architectures: end -->"
 _BEGIN, _END = "<!-- gguf types: begin -->", "<!-- gguf types: end -->"
 _KINDS = {
     "int8": "bytes",
@@ -33,5 +39,17 @@ def render(page: str) -> str:
     return "\n".join([before + _BEGIN, *rows, _END + behind])
 
 
+def render_models(page: str) -> str:
+    """Return a page with the table of architectures as the registry has it."""
+    before, rest = page.split(_FIRST)
+    behind = rest.split(_LAST)[1]
+    rows = ["| `general.architecture` | served as | its block that drafts |", "|---|---|---|"]
+    for name, own in sorted(ARCHITECTURES.items()):
+        drafts = "none" if own.drafts is None else "in the file, or in one of its own"
+        rows.append(f"| `{name}` | `{own.model}` | {drafts} |")
+    return "\n".join([before + _FIRST, *rows, _LAST + behind])
+
+
 if __name__ == "__main__":
     PAGE.write_text(render(PAGE.read_text("utf-8")), "utf-8")
+    MODELS_PAGE.write_text(render_models(MODELS_PAGE.read_text("utf-8")), "utf-8")

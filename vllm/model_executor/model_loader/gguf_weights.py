@@ -13,6 +13,7 @@ import torch
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.code_layouts import check_whole_scale
 from vllm.model_executor.layers.quantization.gguf_blocks import (
+    BLOCK_FORMS,
     BlockPacker,
     kept_block_bytes,
     read_blocks,
