@@ -217,8 +217,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         if self.logit_bias:
             self.logit_bias = _clean_bias(self.logit_bias)
         if self.skip_reading_prefix_cache is None:
-            # Prompt logprobs need every prompt position's logits, so nothing may be skipped.
-            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+            # Where prompt logprobs are wanted the engine finds what may be skipped; of a whole
+            # vocabulary's nothing is kept.
+            self.skip_reading_prefix_cache = self.prompt_logprobs == -1
         if self.temperature < _SAMPLING_EPS:
             self._make_greedy()
         elif self.temperature < _MIN_TEMPERATURE:

@@ -74,12 +74,12 @@ def check_sum(usage: dict[str, Any]) -> dict[str, int]:
 def test_reasons_of_completions_are_the_counters(dev_server: ServerProcess) -> None:
     counters = Counters(dev_server)
     first = prompt_of(1, 330)
-    # The same; parted from it where no checkpoint was kept; with every position wanted; short.
+    # The same; parted from it where no checkpoint was kept; scored for the first time; short.
     steps: list[tuple[list[int], dict[str, Any], dict[str, Any]]] = [
         (first, {}, {"first_seen": 320, "above_last_boundary": 10}),
         (first, {}, {"above_last_boundary": 10}),
         (first[:160] + prompt_of(2, 40), {}, {"window_not_retained": 160}),
-        (first, {"prompt_logprobs": 0}, {"bypassed": 330}),
+        (first, {"prompt_logprobs": 0}, {"bypassed": 320, "above_last_boundary": 10}),
         (prompt_of(3, 20), {}, {"above_last_boundary": 20}),
     ]
     for prompt, fields, reasons in steps:

@@ -133,6 +133,34 @@ def test_a_chat_is_rendered_in_the_models_format(llm):
     assert len(output.outputs[0].token_ids) == 6
 
 
+def test_prompts_that_are_scored_hit_what_was_scored(llm):
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
+    shared = list(range(300, 500))
+    prompts = [[*shared, *range(600, 600 + extra)] for extra in (3, 40, 41)]
+
+    def score(chosen):
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in chosen], params)
+        told = [(output.prompt_logprobs, output.outputs[0].token_ids) for output in outputs]
+        return told, [output.num_cached_tokens for output in outputs]
+
+    alone = []
+    for prompt in prompts:
+        assert llm.reset_prefix_cache()
+        told, hits = score([prompt])
+        assert hits == [0]
+        alone += told
+    assert llm.reset_prefix_cache()
+    told, hits = score(prompts)
+    assert told == alone
+    # The first is computed while the others wait for it. What they share is known up to 192, so
+    # that they may resume at 160, or at the last place before it that has its windows.
+    assert hits[0] == 0
+    assert min(hits[1:]) >= 128
+    told, hits = score(prompts)
+    assert told == alone
+    assert min(hits) >= 128
+
+
 def test_prompt_logprobs_cover_the_prompt(llm):
     params = SamplingParams(max_tokens=2, prompt_logprobs=2, logprobs=1, ignore_eos=True)
     (output,) = llm.generate("some words here", params, use_tqdm=False)

@@ -88,6 +88,8 @@ class Request(TokenSequence):
 
     Attributes:
         prefill_stats: Where the prompt's tokens came from, until it is sent with an output.
+        num_scores: Alternatives that it wants of each prompt position, where log probabilities
+            that are known let it hit all the same; None: it wants none, or reads nothing.
         is_extra_answer: Whether it is a further answer to a prompt that another request brought.
         tenant: Whose request it is; None: nobody's in particular.
         options: What its client said of it; those that the interface names are attributes too.
@@ -150,6 +152,7 @@ class Request(TokenSequence):
         self.events: list[EngineCoreEvent] = []
         self.prefill_stats: PrefillStats | None = None
         self.skip_reading_prefix_cache = self._skips_prefix_cache()
+        self.num_scores = self._find_num_scores()
 
         # A resumable request gets further input while it lives; None in the queue ends it.
         self.resumable = resumable
@@ -191,14 +194,20 @@ class Request(TokenSequence):
             self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
     def _skips_prefix_cache(self) -> bool:
-        """Whether every prompt position must be computed, cached or not."""
+        """Whether what others left in caches is of no use to it, as far as it goes by itself."""
         if self.sampling_params is not None:
-            # Logits exist for computed positions only.
+            # Logits exist for computed positions only: see num_scores.
             return bool(
                 self.sampling_params.skip_reading_prefix_cache
                 or self.sampling_params.prompt_logprobs is not None
             )
         return bool(getattr(self.pooling_params, "skip_reading_prefix_cache", None))
+
+    def _find_num_scores(self) -> int | None:
+        params = self.sampling_params
+        if params is None or params.skip_reading_prefix_cache or params.prompt_logprobs == -1:
+            return None
+        return params.prompt_logprobs
 
     @classmethod
     def from_engine_core_request(

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from vllm.cachelab.sim.scored_prompts import ScoredPrompts
 from vllm.cachelab.sim.settings import SimSettings
 from vllm.cachelab.trace.recorder import RecordedScheduler
 from vllm.cachelab.twin.exact import ExactTwin
@@ -111,6 +112,7 @@ class RecordedRun:
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(plan.unit, hash_fn)
         self._rng = random.Random(seed)
+        self._scored_prompts = ScoredPrompts()
         self._holds = holds
         self._ahead: StepAhead | None = None
         if isinstance(self.scheduler, AsyncScheduler):
@@ -155,7 +157,7 @@ class RecordedRun:
             prompt,
             max_tokens=300 if is_short else rng.choice((1, 5, 100)),
             stop_token_ids=[7],
-            prompt_logprobs=1 if rng.random() < 0.05 else None,
+            prompt_logprobs=rng.choice((0, 1)) if rng.random() < 0.1 else None,
             cache_ttls=self._draw_ttls(len(prompt)) if self._holds else None,
         )
 
@@ -235,7 +237,9 @@ class RecordedRun:
             count = 1 + rng.randint(0, len(drafts))
             sampled.append([self._draw_token() for _ in range(count)])
         ids = list(step.num_scheduled_tokens)
-        return ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
+        result = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
+        result.prompt_logprobs_dict = dict(self._scored_prompts.rows(step, scheduler.requests))
+        return result
 
     def _draw_drafts(self, step: SchedulerOutput) -> None:
         rng, scheduler = self._rng, self.scheduler

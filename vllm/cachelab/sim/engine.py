@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from vllm.benchmarks.draws import Draws
 from vllm.cachelab.sim.cost import StepShape
+from vllm.cachelab.sim.scored_prompts import ScoredPrompts
 from vllm.cachelab.sim.settings import SimBase, SimSettings
 from vllm.cachelab.sim.tier import SimTier
 from vllm.distributed.kv_events import EventPublisher
@@ -80,6 +81,7 @@ class SimEngine:
         self._accept = (acceptance or Acceptance()).make()
         self._stride = decode_stride
         self.num_preemptions = 0
+        self.scored_prompts = ScoredPrompts()
         connector = self.scheduler.connector
         self.tier = connector if isinstance(connector, SimTier) else None
 
@@ -140,6 +142,7 @@ class SimEngine:
             sampled.append([0] * (count + accepted))
         ids = list(step.num_scheduled_tokens)
         result = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
+        result.prompt_logprobs_dict = dict(self.scored_prompts.rows(step, requests))
         if self.tier is not None:
             result.kv_connector_output = self.tier.report()
         bundles = self.scheduler.update_from_output(step, result)

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 FORMAT = "vllm-cache-trace"
-VERSION = 3
-# Of records without tiers, and of those without steps ahead; they are read as ever.
-OLD_VERSIONS = (1, 2)
+VERSION = 4
+# Of records without tiers, without steps ahead, and without hits of prompts that are scored; they
+# are read as ever.
+OLD_VERSIONS = (1, 2, 3)
 HASH_BYTES = 16
 
 
@@ -83,12 +84,14 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
         max_tokens: Of its answer at most.
         units: Of its prompt.
         priority: Lower goes first, under that policy.
-        skips_cache: Whether every position must be computed.
+        skips_cache: Whether every position must be computed, whatever is known.
         is_blocked: Whether it waits for something other than room at first.
         boundaries: Offsets in the prompt that are worth a checkpoint.
         is_extra_answer: Whether it is a further answer to a prompt that another request brought.
         arrival_time: Of the front end, which orders requests of one priority.
         ttls: (offset in the prompt, seconds) of prefixes to hold; infinite ones are null.
+        num_scores: Log probabilities that it wants of each prompt position, and which let it hit
+            where they are known; None: it wants none.
     """
 
     number: int
@@ -104,6 +107,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
     is_extra_answer: bool = False
     arrival_time: float = 0.0
     ttls: list[tuple[int, float | None]] = []
+    num_scores: int | None = None
 
 
 class Ending(msgspec.Struct, array_like=True):

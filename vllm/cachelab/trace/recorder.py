@@ -155,12 +155,13 @@ class CacheRecorder:
                 request.max_tokens,
                 self._chains.prompt(request),
                 request.priority,
-                request.skip_reading_prefix_cache,
+                request.skip_reading_prefix_cache and request.num_scores is None,
                 request.is_blocked,
                 list(request.cache_boundaries),
                 request.is_extra_answer,
                 request.arrival_time,
                 list(request.cache_ttls.items()),
+                request.num_scores,
             )
         )
 

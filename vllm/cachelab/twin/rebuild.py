@@ -150,6 +150,7 @@ def make_request(
             ignore_eos=True,
             stop_token_ids=list(stop_token_ids),
             skip_reading_prefix_cache=added.skips_cache or None,
+            prompt_logprobs=added.num_scores,
         ),
         arrival_time=added.arrival_time,
         priority=added.priority,

@@ -192,7 +192,8 @@ class Counterfactuals:
     def _reading(self, number: int) -> RecordedRequest:
         """Return a request that reads the cache, whatever it asked for."""
         recorded = self.trace.requests[number]
-        return replace(recorded, added=structs.replace(recorded.added, skips_cache=False))
+        added = structs.replace(recorded.added, skips_cache=False, num_scores=None)
+        return replace(recorded, added=added)
 
     def _edited(self, number: int, other: RecordedRequest, shared: int) -> RecordedRequest:
         """Return a request that goes on like another one behind the units they share."""

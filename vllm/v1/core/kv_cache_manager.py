@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.invariants import check_cache
 from vllm.v1.core.kv_cache_coordinator import make_coordinator
 from vllm.v1.core.pool.exports import PrefixBlocks
+from vllm.v1.core.prompt_scores import PromptScores
 from vllm.v1.core.shared_pool import SharedPool
 from vllm.v1.core.values.cache_settings import CacheSettings
 from vllm.v1.core.values.cache_step import Lookup, StepRequest, StepWork
@@ -40,7 +41,7 @@ class KVCacheManager:
     A coordinator knows the rules of hits, at whole blocks or at one unit; here is what every step
     of every request goes through.
 
-    Owns: the coordinator, prefix-cache statistics.
+    Owns: the coordinator, what is known of prompts' log probabilities, prefix-cache statistics.
 
     Args:
         kv_cache_config: Groups and number of blocks.
@@ -103,6 +104,7 @@ class KVCacheManager:
         self.max_model_len = settings.max_model_len
         self.coordinator = make_coordinator(settings)
         self.block_pool = self.coordinator.block_pool
+        self.prompt_scores = PromptScores(settings.hash_block_size)
         groups = self.kv_cache_config.kv_cache_groups
         self.num_kv_cache_groups = len(groups)
         # Shared by all callers, who pass it on and never change it.
@@ -132,10 +134,10 @@ class KVCacheManager:
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
         """Return the blocks and the tokens of the hit; counts the query."""
-        if not self.enable_caching or request.skip_reading_prefix_cache:
+        limit = self._find_limit(request)
+        if limit is None:
             return self.empty_kv_cache_blocks, 0
-        # The last token is computed whatever the cache holds: its logits are needed.
-        found = self.coordinator.look_up(request, request.num_tokens - 1)
+        found = self.coordinator.look_up(request, limit)
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.record(
                 num_tokens=request.num_tokens,
@@ -144,6 +146,18 @@ class KVCacheManager:
             )
         return found.blocks, found.num_tokens
 
+    def _find_limit(self, request: Request) -> int | None:
+        """Return the tokens that a hit may have at most; None: nothing is read."""
+        if not self.enable_caching:
+            return None
+        # The last token is computed whatever the cache holds: its logits are needed.
+        longest = request.num_tokens - 1
+        if not request.skip_reading_prefix_cache:
+            return longest
+        if request.num_scores is None:
+            return None
+        return min(longest, self.prompt_scores.find_limit(request))
+
     def claim(self, request: Request) -> None:
         """Let what a request that begins to wait would hit be reused last, until it is admitted."""
         if self.enable_caching and not request.skip_reading_prefix_cache:
@@ -151,6 +165,8 @@ class KVCacheManager:
 
     def should_wait(self, request: Request, found: Lookup) -> bool:
         """Whether a running prefill is about to publish more of a waiting request's prefix."""
+        if request.num_scores is not None and self.enable_caching:
+            return self.prompt_scores.is_coming(request)
         return self.coordinator.should_wait(request, found)
 
     def announce(self, request: Request) -> None:
@@ -171,9 +187,13 @@ class KVCacheManager:
         """
         num_tokens = request.num_tokens
         num_cached = min(start, num_tokens)
-        if not self.enable_caching or request.skip_reading_prefix_cache:
+        reads_nothing = request.skip_reading_prefix_cache and request.num_scores is None
+        if not self.enable_caching or reads_nothing:
             return PrefillStats(num_tokens, num_cached, 0, {BYPASSED: num_tokens - num_cached})
-        if found is None:
+        if request.num_scores is not None:
+            self.prompt_scores.admit(request, num_cached)
+        if found is None or request.num_scores is not None:
+            # What is cached and may not be used is passed over, not missing.
             found = self.coordinator.look_up(request, num_tokens - 1)
         return self.coordinator.make_record(request, found, num_cached)
 
@@ -274,6 +294,7 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Give all blocks of a request back; what is cached stays cached until reused."""
         self.coordinator.free(request.request_id)
+        self.prompt_scores.pause(request)
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Free the blocks no later token of the request attends to."""
@@ -291,6 +312,7 @@ class KVCacheManager:
         """
         if not self.coordinator.reset_prefix_cache():
             return False
+        self.prompt_scores.reset()
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         return True

@@ -15,7 +15,7 @@ def make(*, counts: bool = True, has_connector: bool = True) -> AdmissionStats:
 def record_of(num_cached_tokens: int) -> PrefillStats:
     """What a manager of whole blocks notes of 40 tokens."""
     return whole_block_prefill_stats(
-        num_tokens=40, num_cached_tokens=num_cached_tokens, granularity=16, is_bypassed=False
+        num_tokens=40, num_cached_tokens=num_cached_tokens, granularity=16
     )
 
 

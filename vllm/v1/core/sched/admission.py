@@ -165,6 +165,9 @@ class AdmissionPass:
                 num_external, load_async = connector.get_num_new_matched_tokens(request, num_local)
             if num_external is None:
                 return None
+            if request.num_scores is not None:
+                # Of what would be loaded no log probabilities are known.
+                num_external, load_async = 0, False
             start = num_local + num_external
             found = PrefixLookup(start, local, num_local, num_external, load_async, is_fresh=True)
         if ec_connector is None or not request.has_encoder_inputs:

@@ -198,9 +198,8 @@ class UpdatePass:
         self.grammars.note_refusal(request, tokens)
         return True
 
-    @staticmethod
     def _find_logprobs(
-        request: Request, num_tokens: int, result: ModelRunnerOutput
+        self, request: Request, num_tokens: int, result: ModelRunnerOutput
     ) -> tuple[LogprobsRows | None, LogprobsRows | None]:
         """Return the log probabilities of new tokens and of prompt positions, where asked for."""
         params = request.sampling_params
@@ -212,6 +211,8 @@ class UpdatePass:
             logprobs = slice_logprobs(result, index, num_tokens, params.logprobs)
         if params.prompt_logprobs is not None:
             tensors = result.prompt_logprobs_dict.get(request.request_id)
+            if request.num_scores is not None:
+                tensors = self.held.manager.prompt_scores.add(request, tensors)
             if tensors is not None:
                 prompt_logprobs = prompt_rows(tensors, params.prompt_logprobs)
         return logprobs, prompt_logprobs

@@ -374,7 +374,7 @@ class KVCacheCoordinator(Coordinator):
             num_tokens=request.num_tokens,
             num_cached_tokens=num_cached_tokens,
             granularity=self.scheduler_block_size,
-            is_bypassed=False,
+            num_found_tokens=found.num_tokens,
         )
 
     def num_blocks_in_full(self, step: StepRequest) -> int:

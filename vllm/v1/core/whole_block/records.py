@@ -4,7 +4,7 @@ from vllm.v1.messages import ABOVE_LAST_BOUNDARY, BYPASSED, FIRST_SEEN, PrefillS
 
 
 def whole_block_prefill_stats(
-    *, num_tokens: int, num_cached_tokens: int, granularity: int, is_bypassed: bool
+    *, num_tokens: int, num_cached_tokens: int, granularity: int, num_found_tokens: int = 0
 ) -> PrefillStats:
     """Give every token of an admitted request one source: ``hits + misses = tokens``.
 
@@ -17,18 +17,17 @@ def whole_block_prefill_stats(
         num_tokens: Tokens the request was admitted with, n.
         num_cached_tokens: Of those, tokens that need no computing.
         granularity: Tokens on whose multiples a hit ends.
-        is_bypassed: Whether the cache was not asked.
+        num_found_tokens: Tokens that the cache has; what it has beyond the hit is passed over.
     """
-    if is_bypassed:
-        misses = {BYPASSED: num_tokens - num_cached_tokens}
-    else:
-        # An identical request would hit up to here: its last token is always computed.
-        boundary = max(num_tokens - 1, 0) // granularity * granularity
-        boundary = max(boundary, num_cached_tokens)
-        misses = {
-            FIRST_SEEN: boundary - num_cached_tokens,
-            ABOVE_LAST_BOUNDARY: num_tokens - boundary,
-        }
+    found = max(num_found_tokens, num_cached_tokens)
+    # An identical request would hit up to here: its last token is always computed.
+    boundary = max(num_tokens - 1, 0) // granularity * granularity
+    boundary = max(boundary, found)
+    misses = {
+        BYPASSED: found - num_cached_tokens,
+        FIRST_SEEN: boundary - found,
+        ABOVE_LAST_BOUNDARY: num_tokens - boundary,
+    }
     return PrefillStats(
         num_prompt_tokens=num_tokens,
         num_cached_tokens=num_cached_tokens,
