@@ -45,6 +45,13 @@ class AskMoods(Question[list[str]], frozen=True):
         return [mood for reply in replies for mood in reply]
 
 
+def test_nothing_can_be_kept_of_what_leaves_nothing() -> None:
+    RequestOptions(skip_cache_insert=True, cache_boundaries=[3]).check_offsets(5)
+    with pytest.raises(UserInputError, match="ttl") as refused:
+        RequestOptions(skip_cache_insert=True, cache_ttls={3: 60.0}).check_offsets(5)
+    assert refused.value.param == "skip_cache_insert"
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

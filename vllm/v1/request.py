@@ -153,6 +153,8 @@ class Request(TokenSequence):
         self.prefill_stats: PrefillStats | None = None
         self.skip_reading_prefix_cache = self._skips_prefix_cache()
         self.num_scores = self._find_num_scores()
+        # What it computes is published nowhere: no key, checkpoint, event, tier or record.
+        self.skip_cache_insert = options.skip_cache_insert
 
         # A resumable request gets further input while it lives; None in the queue ends it.
         self.resumable = resumable

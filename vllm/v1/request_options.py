@@ -33,6 +33,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         trace_headers: Of the caller's trace.
         data_parallel_rank: The engine core that shall run it; None: any.
         prompt_cache_key: What requests share that shall meet on one engine core; None: nothing.
+        skip_cache_insert: Whether it reads what is cached and leaves nothing behind.
     """
 
     priority: int = 0
@@ -42,6 +43,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     trace_headers: dict[str, str] | None = None
     data_parallel_rank: int | None = None
     prompt_cache_key: str | None = None
+    skip_cache_insert: bool = False
 
     def over(self, others: RequestOptions) -> Self:
         """Return these options, with others' where these say nothing."""
@@ -95,6 +97,12 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Raises:
             UserInputError: There are too many, or one lies outside.
         """
+        if self.skip_cache_insert and self.cache_ttls:
+            raise UserInputError(
+                "skip_cache_insert=true (or Cache-Control: no-store) with a ttl: one "
+                "asks to keep nothing, the other to keep a prefix. Leave one of them out.",
+                "skip_cache_insert",
+            )
         boundaries: list[Any] = self.cache_boundaries
         if len(boundaries) > MAX_CACHE_BOUNDARIES:
             raise UserInputError(

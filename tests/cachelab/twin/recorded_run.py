@@ -23,6 +23,7 @@ from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request_options import RequestOptions
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.step_in_flight import FinishedStep
 
@@ -93,6 +94,7 @@ class RecordedRun:
         max_bytes: int = 1 << 26,
         *,
         holds: bool = False,
+        private_share: float = 0.0,
     ) -> None:
         config = settings.make_config()
         config.observability_config = ObservabilityConfig(
@@ -114,6 +116,8 @@ class RecordedRun:
         self._rng = random.Random(seed)
         self._scored_prompts = ScoredPrompts()
         self._holds = holds
+        self._private_share = private_share
+        self.private: list[Request] = []
         self._ahead: StepAhead | None = None
         if isinstance(self.scheduler, AsyncScheduler):
             self._ahead = StepAhead(self.scheduler, self)  # type: ignore[arg-type]
@@ -173,6 +177,7 @@ class RecordedRun:
     ) -> str:
         """Queue a prompt; returns the request's id, as a server would make it."""
         request_id = f"r-{self._count}-0-0123abcd-0000000a"
+        is_private = bool(self._private_share) and self._rng.random() < self._private_share
         request = Request(
             request_id,
             prompt,
@@ -181,7 +186,9 @@ class RecordedRun:
             arrival_time=0.0,
             cache_boundaries=tuple(cache_ttls or ()),
             cache_ttls=cache_ttls,
+            options=RequestOptions(skip_cache_insert=is_private),
         )
+        self.private += [request] * is_private
         self._count += 1
         self.scheduler.add_request(request)
         return request_id

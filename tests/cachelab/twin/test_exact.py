@@ -1,5 +1,6 @@
 """The twin hits what life hit, request by request, whatever happened to the cache."""
 
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,30 @@ def test_every_request_hits_as_it_did(case: str, tmp_path: Path) -> None:
     recorded = {r.request_id: r.cached_tokens for r in trace.requests.values()}
     assert {name: recorded[name] for name in run.cached} == run.cached
     assert bool(sum(run.cached.values())) == (case != "off")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["auto", "mtp", "whole blocks", "ahead"])
+def test_requests_that_leave_nothing_leave_no_hash_and_the_twin_is_equal(
+    case: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    run = RecordedRun(path, small_settings(**CASES[case]), seed=8, private_share=0.4)
+    run.run(120)
+    assert run.num_preemptions
+    assert any(run.cached.get(request.request_id) for request in run.private)
+    trace = read_trace(path, is_strict=True)
+    assert _twin(trace) == run.cached
+    names = {request.request_id for request in run.private}
+    recorded = {r.added.request_id: r for r in trace.requests.values()}
+    public = {h for name, r in recorded.items() if name not in names for h in r.hashes}
+    assert all(recorded[name].added.skips_insert for name in names)
+    own = {h[:16] for request in run.private for h in request.block_hashes} - public
+    told = {h for r in recorded.values() for h in r.hashes}
+    assert len(own) > 100
+    assert not own & told
+    raw = path.read_bytes()
+    assert not any(b64encode(h)[:16] in raw for h in own)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ def make_request(name: str, prompt: list[int], num_scores: int = 1) -> Any:
         num_scores=num_scores,
         block_hashes=hashes[: len(prompt) // UNIT],
         is_finished=lambda: False,
+        skip_cache_insert=False,
     )
 
 
@@ -162,3 +163,26 @@ def test_rows_used_longest_ago_go_first():
     assert scores.num_bytes <= 4 * one
     assert not scores.find_limit(make_request("f", [ord("a")] * (UNIT + 1)))
     assert scores.find_limit(make_request("g", [ord("e")] * (UNIT + 1)))
+
+
+def test_a_request_that_leaves_nothing_reads_what_is_known_and_keeps_nothing() -> None:
+    rng, scores = random.Random(5), PromptScores(UNIT)
+    shared = [rng.randrange(9) for _ in range(40)]
+    first = Run(scores, make_request("a", shared), rng)
+    while not first.is_over:
+        first.step()
+    first.check()
+    before = scores.num_bytes
+    for i in range(8):
+        request = make_request(f"p{i}", shared[:24] + [rng.randrange(9, 99) for _ in range(30)])
+        request.skip_cache_insert = True
+        run = Run(scores, request, rng)
+        other = make_request(f"o{i}", request.prompt)
+        assert not scores.is_coming(other)
+        while not run.is_over:
+            run.step()
+            if rng.random() < 0.2:
+                run.preempt()
+        run.check()
+    assert scores.num_bytes == before
+    assert scores.find_limit(make_request("z", shared)) == 39

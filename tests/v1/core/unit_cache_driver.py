@@ -33,6 +33,7 @@ from vllm.v1.core.values.cache_step import Lookup, RowBounds, WindowTable
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.messages import PrefillStats
 from vllm.v1.request import Request
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
 init_none_hash(sha256)
 
@@ -312,6 +313,7 @@ class Driver:
         max_tokens: int = 8,
         priority: int = 0,
         cache_boundaries: Sequence[int] = (),
+        options: RequestOptions = NO_OPTIONS,
     ) -> Request:
         """Queue a request."""
         self._next_id += 1
@@ -322,6 +324,7 @@ class Driver:
             max_tokens,
             priority=priority,
             cache_boundaries=cache_boundaries,
+            options=options,
         )
         self._enqueue(request, len(self.waiting))
         self.manager.claim(request)

@@ -109,6 +109,7 @@ class Session:
         prompt_logprobs: int | None = None,
         transfer: dict[str, Any] | None = None,
         cache_ttls: dict[int, float] | None = None,
+        skip_cache_insert: bool = False,
         **params: Any,
     ) -> str:
         request_id = f"q{len(self.prompts)}"
@@ -121,7 +122,7 @@ class Session:
             extra_args=None if transfer is None else {"kv_transfer_params": transfer},
             **params,
         )
-        options = RequestOptions(cache_ttls=cache_ttls or {})
+        options = RequestOptions(cache_ttls=cache_ttls or {}, skip_cache_insert=skip_cache_insert)
         message = EngineCoreRequest(request_id, prompt, sampling, time.time(), options=options)
         self.prompts[request_id] = (prompt, max_tokens)
         self.answers[request_id] = Answer()

@@ -92,6 +92,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
         ttls: (offset in the prompt, seconds) of prefixes to hold; infinite ones are null.
         num_scores: Log probabilities that it wants of each prompt position, and which let it hit
             where they are known; None: it wants none.
+        skips_insert: Whether it leaves nothing behind; of its units only those of others are told.
     """
 
     number: int
@@ -108,6 +109,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
     arrival_time: float = 0.0
     ttls: list[tuple[int, float | None]] = []
     num_scores: int | None = None
+    skips_insert: bool = False
 
 
 class Ending(msgspec.Struct, array_like=True):

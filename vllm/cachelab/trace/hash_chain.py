@@ -40,7 +40,16 @@ class HashChains:
         hashes = self._cut(request.block_hashes)
         num_known = self._count_known(hashes)
         self._known.update(hashes[num_known:])
-        return self._units(request, hashes, num_known, 1)
+        return self._units(request.all_token_ids, hashes, num_known, 1)
+
+    def known_to_others(self, request: Request) -> Units:
+        """Return the units of a request that others have brought by now; nothing of its own."""
+        num_known = self._count_known(self._cut(request.block_hashes))
+        if not num_known:
+            return Units("", 0, "", "")
+        hashes = self._cut(request.block_hashes[:num_known])
+        tokens = request.all_token_ids[: num_known * self._unit + 1]
+        return self._units(tokens, hashes, num_known, 1)
 
     def answer(self, request: Request) -> Units:
         """Return the units behind a prompt's."""
@@ -50,14 +59,15 @@ class HashChains:
             # Else the prompt stands in an earlier part, which may be gone when this one is read.
             self._known.update(hashes[num_known:])
         # The token at a prompt's very end is the answer's first.
-        return self._units(request, hashes, num_known, -(-request.num_prompt_tokens // self._unit))
+        first_end = -(-request.num_prompt_tokens // self._unit)
+        return self._units(request.all_token_ids, hashes, num_known, first_end)
 
     def _units(
-        self, request: Request, hashes: list[bytes], num_known: int, first_end: int
+        self, tokens: Sequence[int], hashes: list[bytes], num_known: int, first_end: int
     ) -> Units:
         after = b64encode(hashes[num_known - 1]).decode() if num_known else ""
-        tokens = self._next_tokens(request, first_end) if self._keeps_tokens else ""
-        return Units(after, num_known, b64encode(b"".join(hashes[num_known:])).decode(), tokens)
+        told = self._next_tokens(tokens, first_end) if self._keeps_tokens else ""
+        return Units(after, num_known, b64encode(b"".join(hashes[num_known:])).decode(), told)
 
     @staticmethod
     def _cut(hashes: Sequence[BlockHash]) -> list[bytes]:
@@ -74,9 +84,8 @@ class HashChains:
                 high = middle - 1
         return low
 
-    def _next_tokens(self, request: Request, first_end: int) -> str:
+    def _next_tokens(self, tokens: Sequence[int], first_end: int) -> str:
         """Return the tokens behind units, from the one behind unit ``first_end - 1`` on."""
-        tokens = request.all_token_ids
         ends = range(first_end * self._unit, len(tokens), self._unit)
         numbers = [self._number(tokens[i]) for i in ends]
         return b64encode(b"".join(numbers)).decode()

@@ -146,6 +146,8 @@ class CacheRecorder:
         self._fresh.add(request.request_id)
         if request.is_blocked:
             self._blocked[number] = request, request.status
+        is_private = request.skip_cache_insert
+        chains = self._chains
         self._writer.write(
             Added(
                 number,
@@ -153,7 +155,7 @@ class CacheRecorder:
                 self.tick(),
                 request.num_prompt_tokens,
                 request.max_tokens,
-                self._chains.prompt(request),
+                chains.known_to_others(request) if is_private else chains.prompt(request),
                 request.priority,
                 request.skip_reading_prefix_cache and request.num_scores is None,
                 request.is_blocked,
@@ -162,6 +164,7 @@ class CacheRecorder:
                 request.arrival_time,
                 list(request.cache_ttls.items()),
                 request.num_scores,
+                is_private,
             )
         )
 
@@ -172,6 +175,10 @@ class CacheRecorder:
         self._fresh.discard(request_id)
         self._blocked.pop(number, None)
         request = self._live.pop(number)
+        if request.skip_cache_insert:
+            # Others may have brought more of it since it came.
+            units = self._chains.known_to_others(request)
+            return Ending(number, request.num_output_tokens, units)
         return Ending(number, request.num_output_tokens, self._chains.answer(request))
 
     def abort(self, request_ids: Iterable[str]) -> None:

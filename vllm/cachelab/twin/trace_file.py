@@ -266,9 +266,10 @@ def _take_endings(
             continue
         request.num_output_tokens = ending.num_output_tokens
         request.is_aborted = is_aborted
-        if hashes is not None:
+        is_private = request.added.skips_insert
+        if hashes is not None and len(hashes) >= (len(request.hashes) if is_private else 0):
             request.hashes = hashes
-        first = -(-request.added.num_prompt_tokens // unit)
+        first = 1 if is_private else -(-request.added.num_prompt_tokens // unit)
         _take_tokens(request, ending.units, unit, first)
 
 

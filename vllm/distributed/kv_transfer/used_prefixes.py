@@ -89,7 +89,7 @@ class WarmList:
         Returns:
             The units of it that were noted.
         """
-        if request.skip_reading_prefix_cache:
+        if request.skip_reading_prefix_cache or request.skip_cache_insert:
             return 0
         num_units = min(request.num_settled_tokens // unit, len(request.block_hashes))
         self.note_use(request.block_hashes[:num_units])

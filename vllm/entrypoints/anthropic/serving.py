@@ -78,7 +78,8 @@ async def _diagnose(
         told = diagnose(found, answer.cache_unit, shows_details=shows_details)
         reason = "none" if told is None else told.cache_miss_reason.__struct_config__.tag
         context.client_metrics.note_diagnosis("messages", reason)
-    await diagnoses.keep(scope.response_id, chat, context)
+    if not answer.leaves_nothing:
+        await diagnoses.keep(scope.response_id, chat, context)
     return told
 
 

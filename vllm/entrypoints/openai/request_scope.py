@@ -125,6 +125,14 @@ def header_data_parallel_rank(raw_request: Request) -> int | None:
     return int(given[:32])
 
 
+def leaves_nothing(raw_request: Request, body: SamplingRequest) -> bool:
+    """Whether a request asks to leave nothing behind: by its field, or by ``Cache-Control``."""
+    if body.skip_cache_insert is not None:
+        return body.skip_cache_insert
+    directives = raw_request.headers.get("cache-control", "").lower().split(",")
+    return any(directive.strip() == "no-store" for directive in directives)
+
+
 def make_stream(
     scope: RequestScope,
     body: SamplingRequest,
@@ -147,7 +155,9 @@ def make_stream(
         UserInputError: A sampling field is wrong for one of the prompts.
     """
     rank = header_data_parallel_rank(scope.raw_request)
-    options = read_options(body).replace(data_parallel_rank=rank)
+    options = read_options(body).replace(
+        data_parallel_rank=rank, skip_cache_insert=leaves_nothing(scope.raw_request, body)
+    )
     # Two clients may send the same X-Request-Id at a time; the engine's ids must differ.
     unique = uuid.uuid4().hex[:8]
     with fields_named(field_names):

@@ -7,7 +7,8 @@ the hit's blocks, take new ones, record copies). Keys and checkpoints become vis
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -15,6 +16,7 @@ from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING, cast
 
+from vllm import envs
 from vllm.exceptions import ConfigError, NoFreeBlocksError
 from vllm.utils.hashing import BlockHash
 from vllm.v1.core.coordinator_interface import Coordinator
@@ -102,6 +104,9 @@ class CheckpointCoordinator(Coordinator):
         self.exports = Exports(self.block_pool)
         self.held: HeldPrefixes = HeldPrefixes(prefixes)
         self._num_steps = 0
+        # Blocks that unpublished requests gave back, to be zeroed before the next step.
+        self._scrubs = envs.VLLM_SCRUB_UNCACHED
+        self._to_zero: list[int] = []
         # Requests whose rows of this schedule() others may already have been given.
         self._promised: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
@@ -160,7 +165,7 @@ class CheckpointCoordinator(Coordinator):
             # Admitted without its hit because the pool was too full for it.
             unused = hit.start - num_cached_tokens
             misses[BYPASSED] = misses.get(BYPASSED, 0) + unused
-        if request.num_preemptions == 0:
+        if request.num_preemptions == 0 and not request.skip_cache_insert:
             self.prefixes.observe(request)
         return PrefillStats(
             request.num_tokens,
@@ -234,6 +239,7 @@ class CheckpointCoordinator(Coordinator):
         num_accepted = cache.num_accepted
         passed = [block for w in cache.windows for block in w.drop_below(num_accepted)]
         if passed:
+            self._note_private(cache, passed)
             self._publisher.give_back(cache, passed)
         return False
 
@@ -496,6 +502,8 @@ class CheckpointCoordinator(Coordinator):
         if cache.is_loading:
             cache.check_alone()
             cache.dense_from = None
+            if request.skip_cache_insert:
+                return
             boundaries = (num_computed_tokens,) if self.geometry.windows else ()
             self._publisher.publish(cache, num_computed_tokens, boundaries)
             if cache.loaded_next_token is not None:
@@ -507,7 +515,8 @@ class CheckpointCoordinator(Coordinator):
         if cache.is_loading:
             cache.check_alone()
             cache.dense_from = None
-            self._publisher.publish(cache, num_tokens, ())
+            if not request.skip_cache_insert:
+                self._publisher.publish(cache, num_tokens, ())
 
     @property
     def rebuild_tokens(self) -> int | None:
@@ -544,9 +553,20 @@ class CheckpointCoordinator(Coordinator):
         replays: Sequence[int] = ()
         if self.policy.supersedes_at_once:
             replays = self.policy.prompt_boundaries(cache.request.num_prompt_tokens)
-        self.store.leave(
-            made, cache.origins, request_id, held, again=cache.is_resumed, replays=replays
-        )
+        self._note_private(cache, chain.from_iterable(table.blocks for table in cache.tables()))
+        # Who leaves nothing does not go on with a conversation, as far as the cache can tell.
+        again = cache.is_resumed or cache.request.skip_cache_insert
+        self.store.leave(made, cache.origins, request_id, held, again=again, replays=replays)
+
+    def _note_private(self, cache: RequestCache, blocks: Iterable[KVCacheBlock]) -> None:
+        """Have what only an unpublished request wrote zeroed, before it gives the blocks back."""
+        if not (self._scrubs and cache.request.skip_cache_insert):
+            return
+        holds = Counter(block.block_id for block in cache.held_blocks())
+        holds.update(block.block_id for block in self._ends_in_flight)
+        own = [b for b in blocks if not b.is_null and not self.index.is_cached(b)]
+        # A block that lost its keys while others held it is theirs.
+        self._to_zero += [b.block_id for b in own if b.ref_cnt <= max(holds[b.block_id], 1)]
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
         """Return 0 for each group: nothing is computed from what requests share."""
@@ -594,8 +614,9 @@ class CheckpointCoordinator(Coordinator):
         return self.held.forget(name)
 
     def take_new_block_ids(self) -> list[int]:
-        """Return none: no group needs its pages zeroed."""
-        return []
+        """Drain the blocks that held what nobody may read again."""
+        taken, self._to_zero = self._to_zero, []
+        return taken
 
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Do nothing: ``advance`` gives back what was passed."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vllm import envs
 from vllm.distributed.kv_events import AnyKVCacheEvent, BlockStored
 from vllm.exceptions import NoFreeBlocksError
 from vllm.logger import init_logger
@@ -110,7 +111,9 @@ class KVCacheManager:
         # Shared by all callers, who pass it on and never change it.
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in groups))
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
-        self._zeroes_blocks = self.kv_cache_config.needs_kv_cache_zeroing
+        self._zeroes_blocks = (
+            self.kv_cache_config.needs_kv_cache_zeroing or envs.VLLM_SCRUB_UNCACHED
+        )
         # By group, for events: (kind, window).
         self._group_descriptions = [
             (

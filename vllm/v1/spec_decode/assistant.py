@@ -1,6 +1,6 @@
 """Drafts of a small checkpoint that reads the target's keys and values (Gemma 4's assistants)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -60,6 +60,9 @@ class AssistantProposer:
                 step.requests, step.slices, step.row_starts, step.sampled_counts, strict=True
             )
         ]
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Do nothing: nothing is kept of blocks."""
 
     def _draft(self, state: RequestState, stream: torch.Tensor) -> list[int]:
         target = self._target

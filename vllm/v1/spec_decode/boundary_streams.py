@@ -54,6 +54,13 @@ class BoundaryStreams:
         self._slots[block_id] = slot
         return slot
 
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Forget the streams of blocks, and overwrite them."""
+        for block_id in block_ids:
+            slot = self._slots.get(block_id)
+            if slot is not None and self._rows is not None:
+                self._rows[slot].zero_()
+
     def find(self, block_id: int) -> torch.Tensor | None:
         """Return the streams ``[n, D]`` of a block's last token, if they are still here."""
         slot = self._slots.get(block_id)

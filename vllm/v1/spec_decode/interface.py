@@ -1,6 +1,6 @@
 """What the model runner asks of a drafter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -32,3 +32,6 @@ class Proposer(Protocol):
         Returns:
             Draft tokens by request, in batch order; none for a chunk that was not sampled.
         """
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Overwrite what is kept of blocks whose content nobody may read again."""

@@ -158,6 +158,10 @@ class MTPProposer:
         rows = self._to_device(np.array(kept, dtype=np.int64))
         return self._run(streams[rows], tokens[rows], at, slices), still
 
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Overwrite the streams of blocks."""
+        self._boundaries.forget(block_ids)
+
     def _save_boundaries(self, standing: "_StandingRows", streams: torch.Tensor) -> None:
         """Keep the streams of rows that end a stored block: a hit may end there."""
         size = self._cache.layout.groups[0].block_size

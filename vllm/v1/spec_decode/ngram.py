@@ -1,6 +1,6 @@
 """Prompt lookup: what followed the last tokens where they stood before is drafted again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -33,6 +33,9 @@ class NgramProposer:
             self.find(state.get_tokens(0, state.num_tokens)) if count else []
             for state, count in zip(step.requests, step.sampled_counts, strict=True)
         ]
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Do nothing: nothing is kept of blocks."""
 
     def find(self, tokens: np.ndarray) -> list[int]:
         """Return what followed the longest earlier match of the last tokens ``[L]``."""

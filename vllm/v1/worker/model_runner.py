@@ -214,6 +214,8 @@ class ModelRunner:
     def _prepare_blocks(self, output: SchedulerOutput) -> None:
         if output.new_block_ids_to_zero:
             self._pool.zero_blocks(output.new_block_ids_to_zero)
+            if self._proposer is not None:
+                self._proposer.forget(output.new_block_ids_to_zero)
         if output.kv_cache_block_copies:
             self._pool.copy_blocks(output.kv_cache_block_copies)
         if self._connector is not None:

@@ -54,9 +54,12 @@ def test_rows_are_considered_as_they_are_computed() -> None:
 
 
 def test_who_leaves_the_cache_alone_leaves_nothing_behind() -> None:
+    private = make_request("1", GROUP)
+    private.skip_cache_insert = True
     tracker, request = _tracker(), make_request("0", GROUP, prompt_logprobs=1)
-    tracker.add(request)
-    assert _look(tracker, request, GROUP) == []
+    for one in (private, request):
+        tracker.add(one)
+        assert _look(tracker, one, GROUP) == []
     tracker.end(request)
     assert not tracker.has_ended
 

@@ -22,7 +22,7 @@ from vllm.entrypoints.openai.pipeline.reasoning_count import ReasoningCounter
 from vllm.entrypoints.openai.prompts import truncate, unread_limit
 from vllm.entrypoints.openai.protocol.requests import ChatCompletionRequest, SamplingRequest
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
-from vllm.entrypoints.openai.request_scope import RequestScope, make_stream
+from vllm.entrypoints.openai.request_scope import RequestScope, leaves_nothing, make_stream
 from vllm.entrypoints.openai.sampling import (
     LogprobsOptions,
     check_logprobs,
@@ -91,9 +91,12 @@ class SingleAnswer:
         context: ServingContext,
         top_logprobs: int | None,
         sampling: SamplingRequest,
+        *,
+        leaves_nothing: bool,
     ) -> None:
         self._chat = chat
         self._sampling = sampling
+        self._leaves_nothing = leaves_nothing
         self._stream = stream
         self._top_logprobs = top_logprobs
         self._shows_misses = context.args.enable_prompt_tokens_details
@@ -113,6 +116,11 @@ class SingleAnswer:
     def sampling(self) -> SamplingRequest:
         """The request's sampling fields, as chats spell them."""
         return self._sampling
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """Whether nothing may be remembered of the request."""
+        return self._leaves_nothing
 
     @property
     def cache_unit(self) -> int | None:
@@ -171,7 +179,7 @@ class SingleAnswer:
         usage = self._usage.usage
         cached = usage.prompt_tokens_details.cached_tokens
         written = 0
-        if self._cache_unit is not None:
+        if self._cache_unit is not None and not self._leaves_nothing:
             full = usage.prompt_tokens // self._cache_unit * self._cache_unit
             written = max(full - cached, 0)
         details = usage.prompt_tokens_details
@@ -205,7 +213,8 @@ async def prepare_answer(
     with fields_named(names):
         chat, params = await _prepare(request, sampling, context)
         stream = make_stream(scope, sampling, [chat.prompt], lambda _: params, context, names)
-    return SingleAnswer(chat, stream, context, params.logprobs, sampling)
+    private = leaves_nothing(scope.raw_request, sampling)
+    return SingleAnswer(chat, stream, context, params.logprobs, sampling, leaves_nothing=private)
 
 
 async def _prepare(

@@ -166,6 +166,9 @@ class SamplingRequest(_Body):
     prompt_cache_key: Text | None = Field(
         None, description="Requests with equal keys meet on one of several engine cores."
     )
+    skip_cache_insert: StrictBool | None = Field(
+        None, description="Read what is cached, and leave nothing behind."
+    )
     add_special_tokens: StrictBool | None = None
     return_token_ids: StrictBool | None = None
     return_tokens_as_token_ids: StrictBool | None = None

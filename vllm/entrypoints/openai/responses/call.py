@@ -14,7 +14,7 @@ from vllm.entrypoints.openai.pipeline.single_answer import (
     sampling_of,
 )
 from vllm.entrypoints.openai.protocol.responses import unix_now
-from vllm.entrypoints.openai.request_scope import RequestScope, open_scope
+from vllm.entrypoints.openai.request_scope import RequestScope, leaves_nothing, open_scope
 from vllm.entrypoints.openai.responses.bodies import ResponseBody
 from vllm.entrypoints.openai.responses.diagnostics import find_hints, read_cache_options
 from vllm.entrypoints.openai.responses.foreign_items import find_left_out, find_offers
@@ -87,6 +87,13 @@ def make_call(
     scope = open_responses_scope(body, raw_request, context, hints)
     if body.background and body.store is False:
         raise UserInputError("background=true needs store=true: it is read later.", "background")
+    is_private = leaves_nothing(raw_request, body)
+    if is_private and (body.store or body.background):
+        raise UserInputError(
+            "skip_cache_insert=true (or Cache-Control: no-store) with store or background: "
+            "one asks to keep nothing, the other to keep the response. Leave one of them out.",
+            "skip_cache_insert",
+        )
     if body.max_tool_calls is not None and body.max_tool_calls < 1:
         raise UserInputError(
             f"max_tool_calls={body.max_tool_calls} must be at least 1.", "max_tool_calls"
@@ -102,7 +109,7 @@ def make_call(
     return ResponsesCall(
         scope=scope,
         request=replace(request, max_tokens=body.max_output_tokens),
-        body=_first_body(body, scope, context),
+        body=_first_body(body, scope, context, stores=body.store is not False and not is_private),
         input_items=items,
         num_input_bytes=num_bytes,
         seals_reasoning=INCLUDE_SEALED_REASONING in include,
@@ -197,7 +204,7 @@ def _make_answer_request(
 
 
 def _first_body(
-    body: ResponsesRequest, scope: RequestScope, context: ServingContext
+    body: ResponsesRequest, scope: RequestScope, context: ServingContext, *, stores: bool
 ) -> ResponseBody:
     defaults = context.served_model.default_sampling
     first = ResponseBody(
@@ -214,7 +221,7 @@ def _first_body(
         prompt_cache_key=body.prompt_cache_key,
         prompt_cache_options=read_cache_options(body.prompt_cache_options),
         reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
-        store=body.store is not False,
+        store=stores,
         temperature=_given(body.temperature, defaults.get("temperature", 1.0)),
         text={"format": {"type": "text"}, **(body.text or {})},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,

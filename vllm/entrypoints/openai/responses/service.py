@@ -144,7 +144,8 @@ class ResponsesService:
             events = builder.add(delta.pieces, logprobs)
             if delta.finish_reason is not None:
                 events += builder.finish(delta.finish_reason, _usage(answer), asked.diagnose())
-                if call.body.store or call.body.prompt_cache_options is not None:
+                asks = call.body.store or call.body.prompt_cache_options is not None
+                if asks and not answer.leaves_nothing:
                     await self._diagnoses.keep(call.body.id, asked.chat, asked.context)
                 if call.body.store and not call.body.background:
                     self._keep(call, builder.body, ())

@@ -154,7 +154,9 @@ def find_junction(
     return hit.dense_match if parts else 0
 
 
-def plan_partials(index: PrefixIndex, hit: PrefixHit) -> tuple[PartialAdoption, ...]:
+def plan_partials(
+    index: PrefixIndex, hit: PrefixHit, *, copies_all: bool = False
+) -> tuple[PartialAdoption, ...]:
     """Decide whether a hit's partly covered blocks are adopted or copied."""
     plans = []
     for i, entry in enumerate(hit.partial_blocks):
@@ -163,6 +165,6 @@ def plan_partials(index: PrefixIndex, hit: PrefixHit) -> tuple[PartialAdoption, 
         block, last_key = entry
         keys = tuple(index.keys_of(block))
         below = keys[: keys.index(last_key) + 1]
-        is_copy = block.ref_cnt > 0 or len(keys) > len(below)
+        is_copy = copies_all or block.ref_cnt > 0 or len(keys) > len(below)
         plans.append(PartialAdoption(i, block, below, is_copy))
     return tuple(plans)

@@ -62,6 +62,8 @@ class Publisher:
         computed by then, so their boundaries must not wait until the window moves on, or the
         request ends.
         """
+        if cache.request.skip_cache_insert:
+            return
         published, unit = cache.published, self._geometry.unit
         first = published.num_units * unit
         # Tokens behind a stop are computed, but no part of the request.
@@ -221,6 +223,8 @@ class Publisher:
 
     def publish_copies(self, cache: RequestCache) -> None:
         """Let copies carry their source's keys below the boundary."""
+        if cache.request.skip_cache_insert:
+            return
         index, unit = self._index, self._geometry.unit
         for copy in cache.copies:
             # Tokens between two keys of the group.

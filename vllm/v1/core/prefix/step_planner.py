@@ -48,6 +48,8 @@ class StepPlanner:
         """Whether a step completes a unit that later requests may hit."""
         if step.delays_caching or not self._settings.enable_caching:
             return False
+        if step.request.skip_cache_insert:
+            return False
         unit = self._geometry.unit
         return step.end // unit > step.start // unit
 
@@ -274,9 +276,16 @@ class StepPlanner:
     ) -> FirstStep:
         """Plan what only a first step takes: ``found`` by the lookup, of which ``hit`` is taken."""
         policy, geometry = self._policy, self._geometry
+        # What is not to be published must not stand in blocks that are.
+        is_private = request.skip_cache_insert
+        partials = plan_partials(self._index, hit, copies_all=is_private) if hit is not None else ()
         if not geometry.windows:
-            partials = plan_partials(self._index, hit) if hit is not None else ()
             return FirstStep(hit, set(), set(), False, partials, ())
+        rebuilt: tuple[int, ...] = ()
+        if hit is not None and self._settings.stale_row is StaleRow.REBUILD:
+            rebuilt = stale_groups(geometry, hit, request.all_token_ids)
+        if is_private:
+            return FirstStep(hit, set(), set(), False, partials, rebuilt)
         wanted = set(policy.prompt_boundaries(request.num_prompt_tokens))
         junctions: set[int] = set()
         parts_at_hit = False
@@ -290,8 +299,4 @@ class StepPlanner:
             wanted.add(hit.position)
         if request.cache_ttls:
             wanted |= hold_boundaries(geometry, request.cache_ttls)
-        rebuilt: tuple[int, ...] = ()
-        if hit is not None and self._settings.stale_row is StaleRow.REBUILD:
-            rebuilt = stale_groups(geometry, hit, request.all_token_ids)
-        partials = plan_partials(self._index, hit) if hit is not None else ()
         return FirstStep(hit, wanted | junctions, junctions, parts_at_hit, partials, rebuilt)

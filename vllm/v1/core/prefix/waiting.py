@@ -49,14 +49,14 @@ class DonorWaits:
         The donor is asked to leave a checkpoint where the two part. Waiting is bounded in steps, so
         a donor that does not get on holds nobody up for long.
         """
-        if found.hit is None:
+        if found.hit is None or request.skip_cache_insert:
             return False
         unit = self._geometry.unit
         rebuild = found.hit.rebuild
         if rebuild is not None and self._is_rebuilt(request, rebuild.end):
             return self._may_wait(request, rebuild.end - rebuild.start, now)
         # Whoever has published its prompt shares no more than is cached: it is passed over there.
-        running = [cache for cache in self._requests.values() if cache.is_admitted]
+        running = [c for c in self._requests.values() if c.is_admitted and _publishes(c)]
         donors = [
             Donor(
                 cache.request.block_hashes,
@@ -86,6 +86,8 @@ class DonorWaits:
         For a step without room to ask whether it should wait: the place where they part may be in
         the chunk of this very step, and behind it when there is room again.
         """
+        if request.skip_cache_insert:
+            return
         unit = self._geometry.unit
         last = (request.num_tokens - 1) // unit
         for cache in self._requests.values():
@@ -102,6 +104,7 @@ class DonorWaits:
         last = boundary // self._geometry.unit - 1
         return any(
             cache.exact_from == boundary
+            and _publishes(cache)
             and cache.request.block_hashes[last] == request.block_hashes[last]
             for cache in self._requests.values()
         )
@@ -145,3 +148,8 @@ class DonorWaits:
             window.insert(indices, [next(taken) for _ in indices])
         self._changed[cache.request.request_id] = cache
         return True
+
+
+def _publishes(cache: RequestCache) -> bool:
+    """Whether others will ever see what a request computes."""
+    return not cache.request.skip_cache_insert

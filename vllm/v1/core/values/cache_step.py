@@ -168,7 +168,8 @@ class StepWork:
         window_tables: Window tables that changed, by request.
         drafter_rebuilds: Requests whose drafter makes its hit's last row anew, and the block that
             row was in.
-        new_block_ids: Blocks taken in this step, where pages must be zeroed.
+        new_block_ids: Blocks to zero first: those taken in this step, where pages must be, and
+            those that held what nobody may read again.
         row_bounds: Requests that compute window rows again, and what they write and read.
     """
 

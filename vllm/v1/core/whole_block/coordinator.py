@@ -429,7 +429,8 @@ class KVCacheCoordinator(Coordinator):
                 self.free(request_id)
             del self._taken_blocks[num_taken:]
             raise
-        if self.enable_caching and not plan.step.delays_caching:
+        caches = self.enable_caching and not plan.step.request.skip_cache_insert
+        if caches and not plan.step.delays_caching:
             # Drafts may be rejected: only tokens the request really has are cached.
             self.cache_blocks(plan.step.request, plan.step.end)
         return new_blocks

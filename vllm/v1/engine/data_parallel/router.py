@@ -117,6 +117,7 @@ class Router:
             kept,
             request.options.routing_key,
             request.tenant,
+            publishes=not request.options.skip_cache_insert,
         )
 
     def route_prompt(
@@ -128,6 +129,8 @@ class Router:
         kept_hashes: Sequence[int] = (),
         key: int | None = None,
         tenant: str | None = None,
+        *,
+        publishes: bool = True,
     ) -> int:
         """Return the rank that gets a prompt; see ``route``.
 
@@ -139,12 +142,13 @@ class Router:
             kept_hashes: Of its units, as tiers behind the caches name them.
             key: What related requests share, 64 bits; see ``policy``.
             tenant: Whose it is, where replicas serve tenants in fair shares; None: nobody's.
+            publishes: Whether others may hit what it computes; else it waits for nobody either.
         """
         with self._lock:
             cached = self._directory.find_cached_tokens(hashes, num_tokens)
             if not self._believes_all:
                 cached *= self._is_sure & self._is_heard
-            pending = self._count_pending(cached, hashes, num_tokens)
+            pending = self._count_pending(cached, hashes, num_tokens) if publishes else None
             soon = cached if pending is None else pending
             restorable = None
             if kept_hashes and self._kept is not None:
@@ -161,7 +165,7 @@ class Router:
             self._in_flight.add(
                 request_id,
                 rank,
-                hashes,
+                hashes if publishes else (),
                 num_tokens - predicted,
                 int(cached[rank]) // self._settings.shape.unit,
                 tenant,

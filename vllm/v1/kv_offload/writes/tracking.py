@@ -105,7 +105,7 @@ class Tracker:
 
     def add(self, request: Request) -> None:
         """Take note of a request, unless it leaves the cache alone."""
-        if not request.skip_reading_prefix_cache:
+        if not (request.skip_reading_prefix_cache or request.skip_cache_insert):
             self._tracks[request.request_id] = _Track(request)
 
     def end(self, request: Request) -> None:
