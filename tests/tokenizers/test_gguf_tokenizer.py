@@ -136,6 +136,62 @@ def test_text_is_split_as_the_name_says(pre: str, pieces: list[str], tmp_path: P
     assert split(pre, "It's 12345 GPUs\n\nok", tmp_path / "model.gguf") == pieces
 
 
+@pytest.mark.parametrize(
+    ("pre", "same"),
+    [
+        ("llama3", "llama-bpe"),
+        ("glm4", "llama-bpe"),
+        ("deepseek-r1-qwen", "qwen2"),
+        ("llama4", "gpt-4o"),
+        ("starcoder", "smollm"),
+        ("phi-2", "gpt-2"),
+        ("joyai-llm", "deepseek-v3"),
+    ],
+)
+def test_other_names_split_alike(pre: str, same: str, tmp_path: Path) -> None:
+    text = "It's 12345 GPUs, \u4e2d\u6587 a.b\n\n  ok  "
+    assert split(pre, text, tmp_path / "a.gguf") == split(same, text, tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        (
+            "deepseek-v3",
+            ["It", "'s", " ", "123", "45", " \u20ac", " ,", "\u4e2d\u6587", ".go", "\n\n", " ok"],
+        ),
+        (
+            "kimi-k2",
+            ["It's", " ", "123", "45", " \u20ac", " ,", "\u4e2d\u6587", ".go", "\n\n", " ok"],
+        ),
+    ],
+)
+def test_passes_cut_what_those_before_left(pre: str, pieces: list[str], tmp_path: Path) -> None:
+    text = "It's 12345 \u20ac ,\u4e2d\u6587.go\n\n ok"
+    assert split(pre, text, tmp_path / "model.gguf") == pieces
+    # Kana stand with Chinese in one family, Han alone in the other.
+    kana = split(pre, "\u4e2d\u3042", tmp_path / "kana.gguf")
+    assert kana == (["\u4e2d\u3042"] if pre == "deepseek-v3" else ["\u4e2d", "\u3042"])
+
+
+def test_a_text_begins_as_the_name_says_where_no_key_does(tmp_path: Path) -> None:
+    keys = {"bos_token_id": 0, "eos_token_id": 1}
+    for pre, adds in (("llama3", True), ("tekken", True), ("qwen2", False), ("glm4", False)):
+        for changes, expected in (({}, adds), ({"add_bos_token": not adds}, not adds)):
+            path = write(tmp_path / "model.gguf", byte_pairs(pre, **keys, **changes))
+            assert (Tokenizer.from_folder(path).encode("a")[0] == 0) is expected, (pre, changes)
+
+
+def test_a_whole_tokenizer_stands_in_where_the_keys_name_an_unknown_one(tmp_path: Path) -> None:
+    source = byte_level()
+    keys = byte_pairs("new-bpe") | {"tokenizer.huggingface.json": source.backend.to_str()}
+    read = Tokenizer.from_folder(write(tmp_path / "model.gguf", keys))
+    assert read.encode(TEXTS[1]) == source.encode(TEXTS[1])
+    keys["tokenizer.huggingface.json"] = "{}"
+    with pytest.raises(CheckpointError, match=r"tokenizer\.huggingface\.json"):
+        Tokenizer.from_folder(write(tmp_path / "model.gguf", keys))
+
+
 def test_marks_belong_to_words_where_the_family_says_so(tmp_path: Path) -> None:
     text = "\u0915\u0947 x\u0301y"  # a vowel sign, and an accent that composes with no x
     words = ["\u0915\u0947", " x\u0301y"]

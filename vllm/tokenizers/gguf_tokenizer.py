@@ -9,6 +9,7 @@ nothing. The expressions are those of the models' own releases.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +30,90 @@ _SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _PLAIN_WORDS = rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-# Name -> expression; None: what byte-level BPE began with.
-_SPLITS: Mapping[str, str | None] = {
-    "gpt-2": None,
-    "smollm": None,
-    "llama-bpe": rf"{_PLAIN_WORDS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}",
+_PLAIN = rf"{_PLAIN_WORDS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"
+_SINGLE_DIGITS = rf"{_PLAIN_WORDS}|\p{{N}}|{_MARKS}|{_SPACES}"
+_IN_CASE = (
+    _WORDS_IN_CASE.replace("END", f"{_SHORTENED}?")
+    + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_NOT_HAN = r"&&[^\p{Han}]]"
+_IN_CASE_BESIDE_HAN = (
+    r"[\p{Han}]+|"
+    + _WORDS_IN_CASE.replace(r"\p{M}]", rf"\p{{M}}{_NOT_HAN}").replace("END", f"{_SHORTENED}?")
+    + rf"|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"
+)
+# Each cuts what the one before has left: digits in threes, runs of Chinese and Japanese, the rest.
+_THREE_PASSES = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    + rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Splitting:
+    """How a tokenizer cuts text before it merges.
+
+    Attributes:
+        expressions: One after the other; none: what byte-level BPE began with.
+        has_single_digits: Whether each digit is cut off before.
+        takes_words: Whether a word that is a token is taken whole, whatever its merges.
+        is_composed: Whether its release composes characters before.
+        adds_bos: Whether a text begins by a token of its own, where no key says so.
+    """
+
+    expressions: tuple[str, ...] = ()
+    has_single_digits: bool = False
+    takes_words: bool = False
+    is_composed: bool = False
+    adds_bos: bool = False
+
+
+# By the names of ``tokenizer.ggml.pre``; those of a row are the same.
+_NAMES: Mapping[_Splitting, str] = {
+    _Splitting(): "gpt-2 phi-2 olmo mpt jais trillion exaone4 granite-docling mellum a.x-4.0",
+    _Splitting(has_single_digits=True): (
+        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"
+    ),
+    _Splitting((_PLAIN,), takes_words=True, adds_bos=True): (
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 midm-2.0"
+    ),
+    _Splitting((_PLAIN,)): "dbrx smaug-bpe chatglm-bpe",
+    _Splitting((_PLAIN,), takes_words=True): "glm4 glm5",
     # Marks of combined letters belong to words.
-    "qwen35": rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    + rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
-    "qwen2": rf"{_PLAIN_WORDS}|\p{{N}}|{_MARKS}|{_SPACES}",
-    "gpt-4o": _WORDS_IN_CASE.replace("END", f"{_SHORTENED}?")
-    + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
-    "tekken": _WORDS_IN_CASE.replace("END", "")
-    + rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+    _Splitting(
+        (
+            rf"{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
+        ),
+        is_composed=True,
+    ): "qwen35",
+    _Splitting((_SINGLE_DIGITS,), is_composed=True): "qwen2",
+    _Splitting((_SINGLE_DIGITS,)): (
+        "deepseek-r1-qwen megrez stablelm2 hunyuan solar-open grok-2 kormo"
+    ),
+    _Splitting((_IN_CASE,), takes_words=True): "gpt-4o llama4 kanana2 minimax-m2",
+    _Splitting(
+        (
+            _WORDS_IN_CASE.replace("END", "")
+            + rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+        ),
+        takes_words=True,
+        adds_bos=True,
+    ): "tekken",
+    _Splitting(_THREE_PASSES): "deepseek-v3 joyai-llm hunyuan-dense hy_v4",
+    _Splitting((_IN_CASE_BESIDE_HAN,)): "kimi-k2",
 }
-# Their releases take a word that is a token whole, whatever its merges.
-_WHOLE_WORDS = ("llama-bpe", "tekken", "gpt-4o")
-_COMPOSED = ("qwen2", "qwen35")
+SPLITTINGS: Mapping[str, _Splitting] = {
+    name: splitting for splitting, names in _NAMES.items() for name in names.split()
+}
+"""Name of ``tokenizer.ggml.pre`` -> how text is cut."""
+
 _LINES = r"[^\n]+|\n+"
 _CONTROL, _USER_DEFINED = 3, 4
 _TEMPLATE = "tokenizer.chat_template"
+_WHOLE = "tokenizer.huggingface.json"
 _NAMED = ("bos", "eos", "unknown", "padding")
 
 
@@ -62,6 +127,11 @@ def read_gguf_tokenizer(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[st
     """
     keys = _TokenKeys(path, read_gguf(path).keys)
     kind = keys.get("model", str, "")
+    name = keys.get("pre", str, "")
+    is_known = kind in ("llama", "gemma4") or (kind == "gpt2" and name in SPLITTINGS)
+    whole = keys.whole_tokenizer()
+    if whole is not None and not is_known:
+        return whole, _make_config(keys, adds_bos=False)
     if kind == "gpt2":
         backend = _make_byte_level(keys)
     elif kind == "llama":
@@ -76,7 +146,8 @@ def read_gguf_tokenizer(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[st
             "gemma4 are): give one by --tokenizer."
         )
     _add_tokens(backend, keys)
-    return backend, _make_config(keys, adds_bos=kind in ("llama", "gemma4"))
+    adds_bos = kind != "gpt2" or SPLITTINGS[name].adds_bos
+    return backend, _make_config(keys, adds_bos=adds_bos)
 
 
 class _TokenKeys:
@@ -109,6 +180,16 @@ class _TokenKeys:
             if isinstance(text, str)
         ]
 
+    def whole_tokenizer(self) -> tokenizers.Tokenizer | None:
+        """Return the tokenizer.json that a file may hold beside its keys."""
+        text = self._keys.get(_WHOLE)
+        if not isinstance(text, str):
+            return None
+        try:
+            return tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            raise self.broken(f"{_WHOLE}: {error}") from error
+
     def token_of(self, name: str) -> str | None:
         """Return the spelling of the token that a key numbers."""
         number = self._keys.get(f"tokenizer.ggml.{name}_token_id")
@@ -136,21 +217,22 @@ class _TokenKeys:
 
 def _make_byte_level(keys: _TokenKeys) -> tokenizers.Tokenizer:
     name = keys.get("pre", str, "")
-    if name not in _SPLITS:
+    if name not in SPLITTINGS:
         raise UnsupportedFeatureError(
             f"{keys.path} splits text by the expression {name!r}, which is not known here (known: "
-            f"{', '.join(_SPLITS)}): give the model's own tokenizer by --tokenizer."
+            f"{', '.join(SPLITTINGS)}): give the model's own tokenizer by --tokenizer."
         )
-    backend = _make_merging(keys, ignore_merges=name in _WHOLE_WORDS)
-    expression = _SPLITS[name]
-    if name in _COMPOSED:
+    splitting = SPLITTINGS[name]
+    backend = _make_merging(keys, ignore_merges=splitting.takes_words)
+    if splitting.is_composed:
         backend.normalizer = normalizers.NFC()
     steps: list[Any] = []
-    if name == "smollm":
+    if splitting.has_single_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if expression is not None:
+    for expression in splitting.expressions:
         steps.append(pre_tokenizers.Split(Regex(expression), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression is None))
+    uses_own = not splitting.expressions
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=uses_own))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend

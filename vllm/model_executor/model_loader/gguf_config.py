@@ -10,8 +10,11 @@ from vllm.model_executor.model_loader.gguf_keys import Keys
 from vllm.utils.gguf_file import GgufFile, read_gguf
 
 _DRAFTING = "nextn_predict_layers"
-# Tokens that end an answer, by the names of their keys.
-_ENDS = ("eos", "eot", "eom")
+# Tokens that end an answer, by the names of their keys, and by how they are spelled: of those that
+# are no text.
+_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_SPELLED_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|return|>", "<｜end▁of▁sentence｜>")
+_CONTROL = 3
 
 
 def read_gguf_config(path: str | Path, drafts: str | Path | None = None) -> dict[str, Any]:
@@ -123,6 +126,12 @@ def _read_common(keys: Keys) -> dict[str, Any]:
 
 def _read_end_tokens(keys: Mapping[str, Any]) -> dict[str, Any]:
     found = [keys.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS]
+    spelled, kinds = (keys.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if isinstance(spelled, list) and isinstance(kinds, list):
+        # By number, to look at each token once.
+        ids = {token: index for index, token in enumerate(spelled[: len(kinds)])}
+        own = [ids[end] for end in _SPELLED_ENDS if end in ids]
+        found += [index for index in own if kinds[index] == _CONTROL]
     ends = list(dict.fromkeys(token_id for token_id in found if type(token_id) is int))
     tokens: dict[str, Any] = {"eos_token_id": ends} if ends else {}
     if type(bos := keys.get("tokenizer.ggml.bos_token_id")) is int:
