@@ -68,6 +68,18 @@ inline void rotate_halves(float* head, const float* turns, int64_t d) {
   }
 }
 
+// Turns pairs of neighbours of a head; the first ones of all stand in its first half then.
+inline void rotate_pairs(float* head, const float* turns, int64_t d) {
+  const int64_t half = d / 2;
+  thread_local Floats whole;
+  whole.assign(head, head + d);
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = whole[2 * i], b = whole[2 * i + 1];
+    head[i] = a * turns[2 * i] - b * turns[2 * i + 1];
+    head[half + i] = b * turns[2 * i] + a * turns[2 * i + 1];
+  }
+}
+
 inline void add_bias(float* row, const float* bias, int64_t count) {
   if (bias == nullptr) return;
   for (int64_t i = 0; i < count; ++i) row[i] += bias[i];
@@ -343,6 +355,7 @@ class DecoderLayers {
         projected = project_queries(*latents, product, width);
       }
       take_queries(pool_, *latents, heads, projected, stride, t_, taken);
+      turn_queries(layer, taken);
       queries = {taken, heads * d, d};
     }
     if (layer.indexer != nullptr) {
@@ -439,6 +452,11 @@ class DecoderLayers {
     for_rows(pool_, t_, 10 * layer.head_dim, [&](int64_t row) {
       float* own = rows + row * width;
       rms_norm(own, latents.norm, 1.0f, latents.latent_dim, latents.eps, own);
+      if (layer.frequencies != nullptr) {
+        thread_local Floats turns;
+        find_turns(layer, step_.positions[row], turns);
+        rotate_pairs(own + latents.latent_dim, turns.data(), layer.num_turned);
+      }
       store_row(pages_, layer.cache, row, step_.positions[row], own);
       // Rounding here too keeps the result independent of where chunks end.
       round_row(layer.cache.kind, own, layer.head_dim);
@@ -503,21 +521,52 @@ class DecoderLayers {
     return found;
   }
 
+  // What turns a row at a position; left alone where nothing is turned.
+  static void find_turns(const vn_decoder_layer& layer, int64_t position, Floats& turns) {
+    if (layer.frequencies == nullptr) return;
+    turns.resize(layer.num_turned);
+    compute_turns(position, layer.frequencies, layer.num_turned / 2, turns.data());
+    for (float& turn : turns) turn *= layer.magnitude;
+  }
+
+  // Turns the shared parts of queries [T, H, L + S], if the layer turns any.
+  void turn_queries(const vn_decoder_layer& layer, float* queries) {
+    if (layer.frequencies == nullptr) return;
+    const int64_t heads = layer.num_heads, d = layer.head_dim;
+    for_rows(pool_, t_, 10 * heads * layer.num_turned, [&](int64_t row) {
+      thread_local Floats turns;
+      find_turns(layer, step_.positions[flat_row(row)], turns);
+      for (int64_t h = 0; h < heads; ++h) {
+        float* shared = queries + (row * heads + h) * d + layer.latents->latent_dim;
+        rotate_pairs(shared, turns.data(), layer.num_turned);
+      }
+    });
+  }
+
   // stored: keys, then values, or null.
   void prepare_heads(const vn_decoder_layer& layer, int64_t position, float* queries,
                      float* stored) {
     const int64_t d = layer.head_dim, num_heads = layer.num_heads, stride = query_stride(layer);
     thread_local Floats turns;
-    if (layer.frequencies != nullptr) {
-      turns.resize(layer.num_turned);
-      compute_turns(position, layer.frequencies, layer.num_turned / 2, turns.data());
-      for (float& turn : turns) turn *= layer.magnitude;
+    find_turns(layer, position, turns);
+    const bool has_whole = layer.norms_whole_rows != 0;
+    if (has_whole) {
+      rms_norm(queries, layer.q_norm, 1.0f, num_heads * d, m_.norm_eps, queries);
+      const int64_t width = layer.num_kv_heads * d;
+      if (stored != nullptr) rms_norm(stored, layer.k_norm, 1.0f, width, m_.norm_eps, stored);
     }
     for (int64_t h = 0; h < num_heads + (stored == nullptr ? 0 : layer.num_kv_heads); ++h) {
       float* head = h < num_heads ? queries + h * stride : stored + (h - num_heads) * d;
       const float* norm = h < num_heads ? layer.q_norm : layer.k_norm;
-      if (norm != nullptr) rms_norm(head, norm, 1.0f, d, m_.norm_eps, head);
+      if (norm != nullptr && !has_whole) rms_norm(head, norm, 1.0f, d, m_.norm_eps, head);
       if (layer.frequencies != nullptr) rotate_halves(head, turns.data(), layer.num_turned);
+    }
+    if (layer.position_beta != 0.0f) {
+      const float periods = static_cast<float>(position / layer.position_length);
+      const float factor = 1.0f + layer.position_beta * std::log1p(periods);
+      for (int64_t h = 0; h < num_heads; ++h) {
+        for (int64_t i = 0; i < d; ++i) queries[h * stride + i] *= factor;
+      }
     }
     if (stored == nullptr || !layer.has_value_norm) return;
     for (int64_t h = layer.num_kv_heads; h < 2 * layer.num_kv_heads; ++h) {

@@ -29,11 +29,23 @@ inline void choose_experts(const float* scores, const float* bias, int count, in
   }
 }
 
-// Chooses a row's experts by the sigmoids of its logits, which they replace, among equal ones the
-// first; weights are the sigmoids, scaled to a sum of one if `normalises`, times the factor.
+// Replaces logits by their softmax.
+inline void softmax_all(float* logits, int count) {
+  const float top = *std::max_element(logits, logits + count);
+  float total = 0.0f;
+  for (int e = 0; e < count; ++e) total += logits[e] = std::exp(logits[e] - top);
+  for (int e = 0; e < count; ++e) logits[e] /= total;
+}
+
+// Chooses a row's experts by scores, which replace its logits, among equal ones the first; weights are
+// the scores, scaled to a sum of one if `normalises`, times the factor.
 inline void choose_by_sigmoid(const vn_sigmoid_router& own, float* logits, int experts, int wanted,
                               bool normalises, int32_t* chosen, float* weights) {
-  for (int e = 0; e < experts; ++e) logits[e] = sigmoid(logits[e]);
+  if (own.is_softmax != 0) {
+    softmax_all(logits, experts);
+  } else {
+    for (int e = 0; e < experts; ++e) logits[e] = sigmoid(logits[e]);
+  }
   const int groups = own.num_groups, size = experts / groups;
   thread_local Floats bias;
   bias.assign(own.bias, own.bias + experts);
@@ -45,6 +57,10 @@ inline void choose_by_sigmoid(const vn_sigmoid_router& own, float* logits, int e
     for (int g = 0; g < groups; ++g) {
       int32_t best[2];
       const float *scores = logits + g * size, *extra = own.bias + g * size;
+      if (own.is_softmax != 0) {
+        sums[g] = *std::max_element(scores, scores + size);
+        continue;
+      }
       choose_experts(scores, extra, size, 2, best);
       sums[g] = (scores[best[0]] + extra[best[0]]) + (scores[best[1]] + extra[best[1]]);
     }

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 18
+#define VN_ABI_VERSION 19
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -227,18 +227,19 @@ typedef struct {
   int32_t inner, unused;
 } vn_shared_expert;
 
-// Choice among experts by the sigmoids of their logits.
+// Choice among experts by the sigmoids of their logits, or by a softmax over all.
 typedef struct {
   const float* bias;  // [E]: takes part in the choice alone
   // Groups of E / num_groups neighbours; the chosen ones' best two scores sum up to most.
   int32_t num_groups, num_chosen_groups;
-  float factor;  // of the chosen sigmoids
-  int32_t unused;
+  float factor;  // of the chosen scores
+  int32_t is_softmax;  // then a group's rank is its best score
 } vn_sigmoid_router;
 
 // Keys and values of all heads as products of one cached row a token, | latent [L] | shared [S] |: the
 // layer has one key head, of L + S values. Rows of its qkv: queries [H * (K + S)], then that row; or in
-// the queries' place a latent [rank] of their own, of which they are a product.
+// the queries' place a latent [rank] of their own, of which they are a product. Shared parts are turned
+// by the layer's frequencies, if it has any: pairs of neighbours, kept as two halves.
 typedef struct {
   vn_matrix key_maps;    // [H * L, K]: a head's own part of its query, taken to the latent
   vn_matrix value_maps;  // [H * V, L]
@@ -316,7 +317,11 @@ typedef struct {
   int32_t has_value_norm;  // values are normed per head, without weights
   float scalar;            // the layer's output is multiplied by it
   int32_t num_turned;      // first values of a head that are turned
-  int32_t has_output_gate, unused;
+  int32_t has_output_gate;
+  int32_t norms_whole_rows;  // q_norm [H * d] and k_norm [K * d] are over all heads together
+  // Queries are scaled by 1 + beta * log(1 + floor(position / length)); 0: they are not.
+  float position_beta;
+  int32_t position_length;
   const vn_recurrence* recurrence;         // or null: attention
   const vn_latents* latents;               // or null: keys and values of their own
   const vn_pool_indexer* indexer;          // or null: queries attend to all keys

@@ -298,6 +298,8 @@ class NativeDecoder:
         shared = sorted(config.shared_owners)
         layer.shared_slot = shared.index(owner) + 1 if owner in shared else 0
         layer.has_output_gate = shape.has_output_gate
+        layer.norms_whole_rows = shape.norms_whole_rows
+        layer.position_beta, layer.position_length = shape.position_beta, shape.position_length
         if plan.rope is not None:
             layer.frequencies = self._binder.vector(
                 find_frequencies(plan.rope, torch.device("cpu"))
@@ -383,6 +385,9 @@ class NativeDecoder:
         if attention.qk_norm is not None:
             norms = [self._norm(weight) for weight in attention.qk_norm]
             layer.q_norm, layer.k_norm = norms[0], norms[-1]
+        if attention.row_norms:
+            layer.q_norm = self._norm(attention.row_norms[0])
+            layer.k_norm = self._norm(attention.row_norms[-1])
 
     def _bind_latents(self, layer: structs.DecoderLayer, attention: LatentAttention) -> None:
         bind, shape = self._binder, attention.latent
@@ -485,6 +490,7 @@ class NativeDecoder:
             num_groups=plan.num_groups,
             num_chosen_groups=plan.num_chosen_groups,
             factor=plan.factor,
+            is_softmax=plan.is_softmax,
         )
         self._parts.append(bound)
         return pointer(bound)

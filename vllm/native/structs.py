@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 18
+ABI_VERSION = 19
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS = range(7)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -174,7 +174,7 @@ class SigmoidRouter(ctypes.Structure):
         *_pointers("bias"),
         *_int32s("num_groups num_chosen_groups"),
         ("factor", c_float),
-        *_int32s("unused"),
+        *_int32s("is_softmax"),
     )
 
 
@@ -246,7 +246,9 @@ class DecoderLayer(ctypes.Structure):
         *_floats("scale soft_cap"),
         *_int32s("has_own_rows shared_slot has_value_norm"),
         ("scalar", c_float),
-        *_int32s("num_turned has_output_gate unused"),
+        *_int32s("num_turned has_output_gate norms_whole_rows"),
+        ("position_beta", c_float),
+        *_int32s("position_length"),
         ("recurrence", POINTER(Recurrence)),
         ("latents", POINTER(Latents)),
         ("indexer", POINTER(PoolIndexer)),

@@ -70,6 +70,10 @@ OTHER_PARTS["qwen3.5"] = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
+# Of the block behind the layers, named by its number as they are.
+OTHER_PARTS["qwen3.5"] |= {
+    f"nextn.{part}": f"nextn.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm")
+}
 OTHER_PARTS["qwen3.5-moe"] = OTHER_PARTS["qwen3.5"]
 # Parts of recurrent layers with something of every value head.
 HEADED = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "dt_bias", "A_log")
@@ -233,6 +237,8 @@ def write_recurrent_keys(writer: gguf.GGUFWriter, raw: dict[str, Any]) -> None:
     writer.add_ssm_time_step_rank(raw["linear_num_value_heads"])
     writer.add_ssm_inner_size(values)
     writer.add_full_attention_interval(4)
+    if raw.get("mtp_num_hidden_layers"):
+        writer.add_nextn_predict_layers(1)
     rope = raw["rope_parameters"]
     writer.add_rope_dimension_count(int(raw["head_dim"] * rope["partial_rotary_factor"]))
     writer.add_rope_dimension_sections([2, 1, 1, 0])

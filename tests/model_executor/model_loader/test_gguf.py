@@ -79,10 +79,10 @@ def make_raw(family: str) -> dict[str, Any]:
     return raw
 
 
-def load(path: Path) -> DecoderForCausalLM:
+def load(path: Path, *, drafts: bool = False) -> DecoderForCausalLM:
     """Loads a file as the worker does."""
     raw = read_gguf_config(path)
-    config = resolve_model(raw["architectures"]).parse_config(raw)
+    config = resolve_model(raw["architectures"]).parse_config(raw).for_drafts(drafts)
     weights = GgufWeights(path, pack=find_block_packer(1))
     model = DecoderForCausalLM(
         config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
@@ -229,7 +229,62 @@ def test_rotary_divisors_are_read_from_their_tensor(tmp_path: Path) -> None:
     assert config.norm.eps == 1e-5, "an fp32 key is read as the number it was written as"
 
 
-def test_blocks_that_draft_are_left_out(tmp_path: Path) -> None:
+_NEXTN = {
+    "mtp.fc.": "nextn.eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "nextn.enorm.",
+    "mtp.pre_fc_norm_hidden.": "nextn.hnorm.",
+    "mtp.norm.": "nextn.shared_head_norm.",
+    "mtp.layers.0.": "",
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "qwen3.5-moe"])
+def test_a_block_that_drafts_is_read_where_it_runs(family: str, tmp_path: Path) -> None:
+    raw, path = make_raw(family) | {"mtp_num_hidden_layers": 1}, tmp_path / "model.gguf"
+    config = resolve_model(raw["architectures"]).parse_config(raw)
+    expected = DecoderForCausalLM(config, ops=get_reference_op, dtype=torch.float32, device="cpu")
+    generator = torch.Generator().manual_seed(7)
+    state = {}
+    for name, slot in expected.weight_slots().items():
+        # Sums of ones and of halves are exact, as norms are stored with one added.
+        slot.copy_(torch.randint(-8, 8, slot.shape, generator=generator) / 8)
+        layers = raw["num_hidden_layers"]
+        own = next((new for new in _NEXTN if name.startswith(new)), None)
+        if own is not None:
+            name = f"model.layers.{layers}.{_NEXTN[own]}{name.removeprefix(own)}"
+        if ".experts." in name:
+            continue
+        state[name] = slot.clone()
+    for layer in range(layers + 1) if "moe" in family else ():
+        prefix = "mtp.layers.0" if layer == layers else f"model.layers.{layer}"
+        slots = expected.weight_slots()
+        parts = {
+            leaf: torch.stack(
+                [
+                    slots[f"{prefix}.mlp.experts.{e}.{leaf}.weight"]
+                    for e in range(raw["num_experts"])
+                ]
+            )
+            for leaf in ("gate_proj", "up_proj", "down_proj")
+        }
+        stem = f"model.layers.{layer}.mlp.experts"
+        state[f"{stem}.gate_up_proj"] = torch.cat([parts["gate_proj"], parts["up_proj"]], 1)
+        state[f"{stem}.down_proj"] = parts["down_proj"]
+    write_gguf(family, raw | {"num_hidden_layers": layers + 1}, state, path, [Type.F32])
+    assert read_gguf_config(path)["mtp_num_hidden_layers"] == 1
+    assert read_gguf_config(path)["num_hidden_layers"] == layers
+    found = load(path, drafts=True)
+    slots = expected.weight_slots()
+    for name, slot in found.weight_slots().items():
+        # Logarithms are of what was exponentiated.
+        atol = 1e-6 if name.endswith("A_log") else 0.0
+        # Norms are kept as they are multiplied by.
+        added = 1.0 if "norm" in name and "linear_attn" not in name else 0.0
+        torch.testing.assert_close(slot, slots[name] + added, atol=atol, rtol=0)
+    assert not any(name.startswith("mtp.") for name in load(path).weight_slots())
+
+
+def test_blocks_without_drafts_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "qwen3")
     writer.add_block_count(3)

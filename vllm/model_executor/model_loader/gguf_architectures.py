@@ -6,7 +6,7 @@ its tensors are called in the family's releases. What no field says is a functio
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -56,6 +56,19 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A matrix of a file that is several of a release's.
+
+    Attributes:
+        names: What they are called in a release's layer.
+        find_rows: Function (keys, rows) -> for each of them, which rows of it are its own.
+    """
+
+    names: tuple[str, ...]
+    find_rows: Callable[[Keys, int], list[list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftNames:
     """How the tensors of a block that drafts are called in releases.
 
@@ -85,6 +98,7 @@ class Architecture:
         takes: Fields that are keys.
         said: Fields that no key says, as every file has them.
         parts: Parts of a block -> their names in a release's layer.
+        cuts: Parts that are several of a release's.
         vectors: The same, of tensors whose names end otherwise on one side.
         top: Tensors outside blocks, without their ends -> names; "": left out.
         layer: What stands before the number of a layer.
@@ -100,6 +114,7 @@ class Architecture:
     said: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     vectors: Mapping[str, str] = field(default_factory=dict)
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
     layer: str = "model.layers"
     experts: tuple[str, str, str, str] = ("mlp.experts", "gate_proj", "up_proj", "down_proj")
@@ -235,6 +250,24 @@ _DRAFTS = DraftNames(
     count="mtp_num_hidden_layers",
 )
 
+_OWN_DRAFTS = replace(_DRAFTS, count="num_nextn_predict_layers")
+_SCORED = {
+    **_PLAIN,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_SCORE_VECTORS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+
 _WIDTH = Take("intermediate_size", "feed_forward_length")
 _WINDOW = Take("sliding_window", "attention.sliding_window")
 _SOFT_CAP = Take("final_logit_softcapping", "final_logit_softcapping", "number", is_optional=True)
@@ -245,6 +278,18 @@ _RECURRENT = (
     Take("linear_conv_kernel_dim", "ssm.conv_kernel"),
     Take("linear_key_head_dim", "ssm.state_size"),
     Take("linear_num_key_heads", "ssm.group_count"),
+)
+_SCORED_TAKES = (
+    _WIDTH,
+    Take("n_routed_experts", "expert_count"),
+    _CHOSEN,
+    _EXPERT_WIDTH,
+    Take("n_shared_experts", "expert_shared_count", "count"),
+    Take("first_k_dense_replace", "leading_dense_block_count", "count"),
+    Take("routed_scaling_factor", "expert_weights_scale", "number", 1.0),
+    Take("norm_topk_prob", "expert_weights_norm", "boolean", False),
+    Take("n_group", "expert_group_count", is_optional=True),
+    Take("topk_group", "expert_group_used_count", is_optional=True),
 )
 # Files store norms with one added, as they are multiplied by.
 _WHOLE_NORMS = {"norm_weights_are_factors": True}
@@ -260,6 +305,23 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             rows="pairs",
         ),
         "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", takes=(_WIDTH,), parts=_PLAIN),
+        "qwen2moe": Architecture(
+            "Qwen2MoeForCausalLM",
+            "qwen2_moe",
+            readers.read_qwen2_moe,
+            _EXPERTS,
+            # No key says so: no release normalises.
+            {"norm_topk_prob": False},
+            {**_PLAIN, **_SHARED_EXPERT},
+        ),
+        "mistral3": Architecture(
+            "Ministral3ForCausalLM",
+            "ministral3",
+            readers.read_mistral3,
+            (_WIDTH,),
+            parts=_PLAIN,
+            rows="pairs",
+        ),
         "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", takes=(_WIDTH,), parts=_PLAIN),
         "qwen3moe": Architecture(
             "Qwen3MoeForCausalLM",
@@ -269,6 +331,19 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             # No key says so: every release does.
             {"norm_topk_prob": True},
             _PLAIN,
+        ),
+        "gemma2": Architecture(
+            "Gemma2ForCausalLM",
+            "gemma2",
+            readers.read_gemma2,
+            (
+                _WIDTH,
+                _WINDOW,
+                _SOFT_CAP,
+                Take("attn_logit_softcapping", "attn_logit_softcapping", "number"),
+            ),
+            _WHOLE_NORMS,
+            _GEMMA3,
         ),
         "gemma3": Architecture(
             "Gemma3ForCausalLM",
@@ -325,6 +400,58 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             _QWEN35_VECTORS,
             rows="tiled heads",
             drafts=_DRAFTS,
+        ),
+        "qwen3next": Architecture(
+            "Qwen3NextForCausalLM",
+            "qwen3_next",
+            readers.read_qwen35_experts,
+            (*_EXPERTS, *_RECURRENT),
+            # Conversion parts the projections that releases have by key head.
+            {**_WHOLE_NORMS, "projections_are_apart": True, "norm_topk_prob": True},
+            _QWEN35,
+            _QWEN35_VECTORS,
+            {
+                "ssm_ba": Cut(
+                    ("linear_attn.in_proj_b", "linear_attn.in_proj_a"), readers.find_gate_rows
+                )
+            },
+            drafts=_DRAFTS,
+        ),
+        "deepseek2": Architecture(
+            "DeepseekV3ForCausalLM",
+            "deepseek_v3",
+            readers.read_deepseek2,
+            (
+                *_SCORED_TAKES,
+                Take("kv_lora_rank", "attention.kv_lora_rank"),
+                Take("q_lora_rank", "attention.q_lora_rank", is_optional=True),
+                Take("rope_theta", "rope.freq_base", "number", 10_000.0),
+            ),
+            parts={**_SCORED, **_LATENT},
+            vectors=_SCORE_VECTORS,
+            drafts=_OWN_DRAFTS,
+        ),
+        "glm4moe": Architecture(
+            "Glm4MoeForCausalLM",
+            "glm4_moe",
+            readers.read_glm4_moe,
+            _SCORED_TAKES,
+            parts=_SCORED,
+            vectors=_SCORE_VECTORS,
+            drafts=_OWN_DRAFTS,
+        ),
+        "minimax-m2": Architecture(
+            "MiniMaxM2ForCausalLM",
+            "minimax_m2",
+            readers.read_minimax_m2,
+            (
+                Take("intermediate_size", "expert_feed_forward_length"),
+                Take("num_local_experts", "expert_count"),
+                _CHOSEN,
+                Take("rotary_dim", "rope.dimension_count", is_optional=True),
+            ),
+            parts=_SCORED,
+            vectors=_SCORE_VECTORS,
         ),
         "deepseek4": Architecture(
             "DeepseekV4ForCausalLM",

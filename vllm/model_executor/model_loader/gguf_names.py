@@ -13,8 +13,8 @@ import torch
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.gguf_blocks import read_blocks
 from vllm.model_executor.layers.quantization.panels import PackedRows
-from vllm.model_executor.model_loader.gguf_architectures import Architecture, find_architecture
-from vllm.model_executor.model_loader.gguf_config import check_drafts, count_layers
+from vllm.model_executor.model_loader.gguf_architectures import Architecture, Cut, find_architecture
+from vllm.model_executor.model_loader.gguf_config import check_drafts, count_layers, find_keys
 from vllm.model_executor.model_loader.gguf_conversion import Conversion
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.utils.gguf_file import GgufFile, GgufTensor
@@ -26,6 +26,8 @@ _STACKS = {"ffn_gate_exps": (1,), "ffn_up_exps": (2,), "ffn_down_exps": (3,)}
 # Both matrices of each expert, one after the other.
 _FUSED_STACK, _BOTH = "ffn_gate_up_exps", (1, 2)
 _IN_BLOCK = re.compile(r"(?:blk\.(\d+)|mtp\.0)\.(.+)")
+# Half of a matrix by head each.
+_KEY_MAPS, _VALUE_MAPS = "attn_k_b.weight", "attn_v_b.weight"
 # Part of the names of what mixes residual streams, whose tensors have no ends in releases.
 _HYPER = "hc_"
 _PAIR = "nextn.eh_proj.weight"
@@ -132,8 +134,15 @@ class _Names:
     def _read_block(self, tensor: GgufTensor, prefix: str, rest: str) -> Iterator[Entry]:
         own = self._own
         part, _, leaf = rest.rpartition(".")
-        if (vector := own.vectors.get(rest)) is not None:
+        if rest == _VALUE_MAPS:
+            # It comes with the other half.
+            return
+        if rest == _KEY_MAPS:
+            yield self._join_maps(tensor, f"{prefix}.self_attn.kv_b_proj.weight")
+        elif (vector := own.vectors.get(rest)) is not None:
             yield self._take(tensor, f"{prefix}.{vector}", is_numbers=True)
+        elif (cut := own.cuts.get(part)) is not None:
+            yield from self._cut(tensor, prefix, cut)
         elif part in _STACKS or (part == _FUSED_STACK and leaf != "bias"):
             yield from self._read_stack(tensor, prefix, part, leaf)
         elif part in own.parts:
@@ -158,6 +167,52 @@ class _Names:
         shape = self._conversion.find_shape(name, stored.shape)
         undo = self._conversion.find_undo(name, shape[0])
         return tensor, replace(stored, shape=shape, undo=undo)
+
+    def _cut(self, tensor: GgufTensor, prefix: str, cut: Cut) -> Iterator[Entry]:
+        """Yields the matrices that one of the file is."""
+        whole = _describe(tensor, tensor.name)
+        parts = cut.find_rows(find_keys(self._file), whole.shape[0])
+        for name, rows in zip(cut.names, parts, strict=True):
+            yield (
+                tensor,
+                replace(
+                    whole,
+                    name=f"{prefix}.{name}.weight",
+                    shape=(len(rows), *whole.shape[1:]),
+                    num_bytes=whole.num_bytes // whole.shape[0] * len(rows),
+                    undo=_Rows(rows),
+                    sources=(whole,),
+                ),
+            )
+
+    def _join_maps(self, keys: GgufTensor, name: str) -> Entry:
+        """Returns the matrix of keys and values, of which files have each apart, by head."""
+        other = keys.name.removesuffix(_KEY_MAPS) + _VALUE_MAPS
+        values = self._file.tensors.get(other)
+        if values is None:
+            raise CheckpointError(f"{keys.file}: {keys.name} stands there without {other}.")
+        shapes = keys.shape, values.shape
+        if (
+            len(shapes[0]) != 3
+            or len(shapes[1]) != 3
+            or shapes[0][0] != shapes[1][0]
+            or shapes[0][1] != shapes[1][2]
+        ):
+            raise CheckpointError(
+                f"{keys.file}: {keys.name} and {other} have the sizes {list(shapes[0])} and "
+                f"{list(shapes[1])}, not [heads, rank, keys] and [heads, values, rank]."
+            )
+        sources = tuple(_describe(tensor, tensor.name) for tensor in (keys, values))
+        heads, rank, key_dim = shapes[0]
+        stored = replace(
+            sources[0],
+            name=name,
+            shape=(heads * (key_dim + shapes[1][1]), rank),
+            dtype="F32",
+            undo=_Join(keys, values),
+            sources=sources,
+        )
+        return keys, stored
 
     def _read_stack(self, tensor: GgufTensor, prefix: str, part: str, leaf: str) -> Iterator[Entry]:
         leaves = [self._own.experts[i] for i in _STACKS.get(part, _BOTH)]
@@ -192,6 +247,32 @@ class _Names:
                     num_bytes=each,
                 ),
             )
+
+
+class _Join:
+    """Makes rows of keys, then of values, by head, of both apart; keys lie transposed."""
+
+    def __init__(self, *tensors: GgufTensor) -> None:
+        self._tensors = tensors
+
+    def __call__(self, *stored: torch.Tensor) -> torch.Tensor:
+        keys, values = (
+            own.float()
+            if tensor.type.size == 1
+            else _Decode(tensor.type.name, tensor.name, tensor.shape)(own)
+            for own, tensor in zip(stored, self._tensors, strict=True)
+        )
+        return torch.cat([keys.mT, values], 1).flatten(0, 1)
+
+
+class _Rows:
+    """Takes some rows of a matrix."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self._rows = torch.tensor(rows)
+
+    def __call__(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[self._rows]
 
 
 class _Columns:

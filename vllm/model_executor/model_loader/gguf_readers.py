@@ -12,7 +12,12 @@ _GEMMA3_LOCAL_THETA = 10_000.0
 _GEMMA3_PATTERN = 6
 # Of these many layers is the one Gemma 3 that scales its scores otherwise (27B).
 _GEMMA3_LAYERS_BY_HIDDEN = 62
+# Of Gemma 2 likewise.
+_GEMMA2_LAYERS_BY_HIDDEN = 46
 _GEMMA4_THETA = 1_000_000.0
+_ORIGINAL_LENGTH = "rope.scaling.original_context_length"
+# What a magnitude of YaRN is 1 + this * the logarithm of its factor, times a share.
+_LOG_MULTIPLIER, _YARN_STEP = "rope.scaling.yarn_log_multiplier", 0.1
 _ROPE_FACTORS = "rope_freqs.weight"
 # Gemma 4's divisor of a pair that is not turned is 1e30, in fp32.
 _NOT_TURNED = 0.99e30
@@ -46,9 +51,15 @@ def read_scaling(keys: Keys) -> dict[str, Any]:
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
-        scaling = {"rope_type": "yarn", "factor": factor, "beta_fast": 32.0, "beta_slow": 1.0}
-        length = keys.integer("rope.scaling.original_context_length")
-        return {"rope_scaling": {**scaling, "original_max_position_embeddings": length}}
+        return {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": factor,
+                "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
+                "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
+                "original_max_position_embeddings": keys.integer(_ORIGINAL_LENGTH),
+            }
+        }
     raise keys.refuse("rope.scaling.type", kind, "none, linear, yarn")
 
 
@@ -304,3 +315,134 @@ def _read_v4_scaling(keys: Keys) -> dict[str, Any]:
             "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
         }
     }
+
+
+def read_gemma2(keys: Keys) -> dict[str, Any]:
+    """Return what Gemma 2's files say besides the table."""
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    by_hidden = keys.integer("block_count") == _GEMMA2_LAYERS_BY_HIDDEN
+    scalar = hidden // heads if by_hidden else keys.integer("attention.key_length", hidden // heads)
+    return {**read_plain(keys), "query_pre_attn_scalar": scalar}
+
+
+def read_qwen2_moe(keys: Keys) -> dict[str, Any]:
+    """Return what files of Qwen 2's experts say besides the table."""
+    inner = keys.integer("expert_feed_forward_length")
+    shared = keys.integer("expert_shared_feed_forward_length", inner)
+    return {**read_experts_of_any_width(keys), "shared_expert_intermediate_size": shared}
+
+
+def read_mistral3(keys: Keys) -> dict[str, Any]:
+    """Return what files of Mistral Small, Ministral 3 and Devstral say besides the table."""
+    if keys.count("expert_count"):
+        allowed = "none: mixtures of experts of this architecture are not served"
+        raise keys.refuse("expert_count", keys.integer("expert_count"), allowed)
+    config = {**read_equal_heads(keys), **read_scaling(keys)}
+    scaling = config.setdefault("rope_scaling", {"rope_type": "default"})
+    if scaling["rope_type"] == "yarn" and keys.has(_LOG_MULTIPLIER):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": keys.number(_LOG_MULTIPLIER)}
+    if keys.has("attention.temperature_scale"):
+        scaling["llama_4_scaling_beta"] = keys.number("attention.temperature_scale")
+        scaling["original_max_position_embeddings"] = keys.integer(_ORIGINAL_LENGTH)
+    return config
+
+
+# How a router makes scores of logits, by the number of ``expert_gating_func``.
+_SOFTMAX, _SIGMOID = 1, 2
+# Of these many layers and tokens is the one model without the key that has sigmoids.
+_GLM_FLASH_LAYERS, _GLM_FLASH_VOCABULARY = (47, 48), 154_880
+
+
+def read_deepseek2(keys: Keys) -> dict[str, Any]:
+    """Return what files of DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash say besides the table."""
+    turned = keys.integer("rope.dimension_count")
+    # Old files give the widths of heads where newer ones give those of cached rows.
+    is_old = not keys.has("attention.key_length_mla")
+    key_dim = keys.integer("attention.key_length" if is_old else "attention.key_length_mla")
+    value_name = "attention.value_length" if is_old else "attention.value_length_mla"
+    if key_dim <= turned:
+        raise keys.refuse(
+            "attention.key_length", key_dim, f"more than the {turned} that are turned"
+        )
+    config: dict[str, Any] = {
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key_dim - turned,
+        "v_head_dim": keys.integer(value_name),
+        **read_scaling(keys),
+    }
+    if "rope_scaling" in config and keys.has(_LOG_MULTIPLIER):
+        share = round(keys.number(_LOG_MULTIPLIER) / _YARN_STEP, 6)
+        config["rope_scaling"] |= {"mscale": share, "mscale_all_dim": share}
+    if _find_gating(keys) == _SIGMOID:
+        return config
+    groups = keys.count("expert_group_count")
+    return {
+        **config,
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+    }
+
+
+def _find_gating(keys: Keys) -> int:
+    tokens = keys.file.keys.get("tokenizer.ggml.tokens")
+    is_flash = keys.integer("block_count") in _GLM_FLASH_LAYERS and (
+        isinstance(tokens, list) and len(tokens) == _GLM_FLASH_VOCABULARY
+    )
+    default = _SIGMOID if is_flash else _SOFTMAX
+    keys.require("expert_gating_func", default, _SOFTMAX, _SIGMOID)
+    return keys.integer("expert_gating_func", default)
+
+
+def read_glm4_moe(keys: Keys) -> dict[str, Any]:
+    """Return what files of GLM 4.5 to 4.7 say besides the table."""
+    keys.require("expert_gating_func", _SIGMOID, _SIGMOID)
+    return {
+        **_read_partly_turned(keys),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors,
+    }
+
+
+def read_minimax_m2(keys: Keys) -> dict[str, Any]:
+    """Return what MiniMax M2's files say besides the table."""
+    keys.require("expert_gating_func", _SIGMOID, _SIGMOID)
+    return _read_partly_turned(keys)
+
+
+def _read_partly_turned(keys: Keys) -> dict[str, Any]:
+    """Returns the heads of which the first values are turned."""
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    if keys.integer("attention.value_length", head_dim) != head_dim:
+        value = keys.integer("attention.value_length")
+        raise keys.refuse("attention.value_length", value, f"{head_dim}, the width of a key")
+    turned = keys.integer("rope.dimension_count", head_dim)
+    scaling = read_scaling(keys).get("rope_scaling", {"rope_type": "default"})
+    return {
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+        "rope_parameters": {
+            **scaling,
+            "rope_theta": keys.number("rope.freq_base", _DEFAULT_THETA),
+            "partial_rotary_factor": turned / head_dim,
+        },
+    }
+
+
+def find_gate_rows(keys: Keys, num_rows: int) -> list[list[int]]:
+    """Return which rows of both gates' matrix are each one's: they lie together by key head.
+
+    Raises:
+        ConfigError: So many rows have no such gates.
+    """
+    groups = keys.integer("ssm.group_count")
+    if num_rows % (2 * groups):
+        raise keys.refuse(
+            "ssm.group_count", groups, f"half a divisor of the {num_rows} rows of ssm_ba"
+        )
+    own = num_rows // groups // 2
+    return [
+        [first + row for first in range(gate * own, num_rows, 2 * own) for row in range(own)]
+        for gate in range(2)
+    ]

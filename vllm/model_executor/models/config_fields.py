@@ -22,6 +22,11 @@ class FieldReader:
         self._raw = raw
         self._prefix = prefix
 
+    def without(self, *names: str) -> "FieldReader":
+        """Returns the object without some fields."""
+        left = {name: value for name, value in self._raw.items() if name not in names}
+        return FieldReader(left, self._prefix)
+
     def has(self, name: str) -> bool:
         """Tells whether the field is present and not null."""
         return self._raw.get(name) is not None
@@ -51,6 +56,10 @@ class FieldReader:
         if not is_number or not 0 < value <= sys.float_info.max:
             raise self.error(name, value, "a positive number")
         return float(value)
+
+    def non_negative_number(self, name: str, default: float) -> float:
+        """Reads a finite number of at least 0."""
+        return 0.0 if self._value(name, default) == 0 else self.number(name, default)
 
     def negative_number(self, name: str, default: float) -> float:
         """Reads a finite number below zero."""

@@ -5,8 +5,8 @@ DeepSeek-V4's; their mean is read at the end. The wrapper with vision is served 
 Source: the releases' config.json.
 """
 
-import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm.model_executor.models.config_fields import FieldReader
@@ -14,7 +14,6 @@ from vllm.model_executor.models.decoder.config import (
     MTP,
     AttentionShape,
     DecoderConfig,
-    ExpertsPlan,
     FeedForwardPlan,
     GatedDeltaPlan,
     HyperPlan,
@@ -23,17 +22,17 @@ from vllm.model_executor.models.decoder.config import (
     LayerPlan,
     MlpPlan,
     NormPlan,
-    SigmoidRouter,
     TensorNames,
 )
 from vllm.model_executor.models.decoder.family_fields import (
     DENSE,
     SPARSE,
-    check_expert_groups,
     read_layer_types,
     read_mlp_types,
+    read_scored_experts,
     refuse_quantization,
 )
+from vllm.model_executor.models.glm4_moe import drafting_names
 
 _RECURRENT = "linear_attention"
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention", "full_attention")
@@ -55,7 +54,8 @@ def read_glm5_next(raw: Mapping[str, Any]) -> DecoderConfig:
     halves: dict[str, FeedForwardPlan] = {DENSE: _read_dense(fields)}
     half_names = read_mlp_types(fields, 3)
     if SPARSE in half_names:
-        halves[SPARSE] = _read_experts(fields)
+        limit = fields.number("swiglu_limit", 10.0)
+        halves[SPARSE] = read_scored_experts(fields, limit, (288, 8, 2048, 2.5))
     count = fields.positive_int("num_hidden_layers")
     num_drafters = fields.non_negative_int("num_nextn_predict_layers", 1)
     if num_drafters > 1:
@@ -85,20 +85,15 @@ def read_glm5_next(raw: Mapping[str, Any]) -> DecoderConfig:
 
 def _find_names(num_layers: int) -> TensorNames:
     """Returns the spellings; the layer behind the last one drafts."""
-    own = rf"^{re.escape(MTP)}layers\.0\."
-    return TensorNames(
+    names = drafting_names(num_layers)
+    return replace(
+        names,
         prefixes=(
             (f"model.language_model.layers.{num_layers}.", f"{MTP}layers.0."),
             ("model.language_model.", "model."),
             ("model.visual.", "visual."),
         ),
-        ignored=("visual.", MTP),
-        spellings=(
-            (rf"{own}eh_proj\.", f"{MTP}fc."),
-            (rf"{own}enorm\.", f"{MTP}pre_fc_norm_embedding."),
-            (rf"{own}hnorm\.", f"{MTP}pre_fc_norm_hidden."),
-            (rf"{own}shared_head\.norm\.", f"{MTP}norm."),
-        ),
+        ignored=("visual.", *names.ignored),
     )
 
 
@@ -187,27 +182,3 @@ def _read_dense(fields: FieldReader) -> MlpPlan:
     return MlpPlan(
         fields.positive_int("intermediate_size"), limit=fields.number("swiglu_limit", 10.0)
     )
-
-
-def _read_experts(fields: FieldReader) -> ExpertsPlan:
-    limit = fields.number("swiglu_limit", 10.0)
-    num_experts = fields.positive_int("n_routed_experts", 288)
-    router = SigmoidRouter(
-        fields.positive_int("n_group", 1),
-        fields.positive_int("topk_group", 1),
-        fields.number("routed_scaling_factor", 2.5),
-    )
-    num_chosen = fields.positive_int("num_experts_per_tok", 8)
-    inner_size = fields.positive_int("moe_intermediate_size", 2048)
-    num_shared = fields.non_negative_int("n_shared_experts", 1)
-    plan = ExpertsPlan(
-        num_experts=num_experts,
-        num_chosen=num_chosen,
-        inner_size=inner_size,
-        normalises=fields.boolean("norm_topk_prob", True),
-        shared=MlpPlan(num_shared * inner_size, limit=limit) if num_shared else None,
-        router=router,
-        limit=limit,
-    )
-    check_expert_groups(fields, plan, router, "n_group", "num_experts_per_tok")
-    return plan

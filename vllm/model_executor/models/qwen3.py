@@ -90,6 +90,34 @@ def read_qwen3_moe(raw: Mapping[str, Any]) -> DecoderConfig:
     return _read(fields, [_read_window(fields)] * num_layers, plans, head_dim=None)
 
 
+def read_qwen2_moe(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Reads the config.json of a Qwen2MoeForCausalLM: experts beside a gated shared one.
+
+    Raises as ``read_qwen3``.
+    """
+    fields = FieldReader(raw)
+    fields.require("model_type", "qwen2_moe", ("qwen2_moe",))
+    fields.require("qkv_bias", True, (True,))
+    num_layers = fields.positive_int("num_hidden_layers")
+    step, dense = fields.positive_int("decoder_sparse_step", 1), fields.int_list("mlp_only_layers")
+    activation = read_activation(fields)
+    experts = ExpertsPlan(
+        num_experts=fields.positive_int("num_experts", 60),
+        num_chosen=fields.positive_int("num_experts_per_tok", 4),
+        inner_size=fields.positive_int("moe_intermediate_size", 1408),
+        normalises=fields.boolean("norm_topk_prob", False),
+        activation=activation,
+        shared=MlpPlan(fields.positive_int("shared_expert_intermediate_size", 5632), activation),
+    )
+    mlp = MlpPlan(fields.positive_int("intermediate_size", 5632), activation)
+    plans: list[FeedForwardPlan] = [
+        experts if i not in dense and (i + 1) % step == 0 else mlp for i in range(num_layers)
+    ]
+    if fields.boolean("use_sliding_window", False):
+        raise fields.error("use_sliding_window", True, "false")
+    return _read(fields, [0] * num_layers, plans, head_dim=None, is_third=False)
+
+
 def _read_window(fields: FieldReader) -> int:
     if not fields.boolean("use_sliding_window", False):
         return 0

@@ -90,8 +90,9 @@ def read_qwen3_next(raw: Mapping[str, Any]) -> DecoderConfig:
         ]
     is_tied = fields.boolean("tie_word_embeddings", False)
     # Its config.json has no word on the block; the releases have its tensors.
-    config = _read(fields, plans, _TEXT_ONLY, is_tied, is_interleaved=True, num_drafters=1)
-    return config
+    # GGUF files have its projections apart, as Qwen 3.5's.
+    by_head = not fields.boolean("projections_are_apart", False)
+    return _read(fields, plans, _TEXT_ONLY, is_tied, is_interleaved=by_head, num_drafters=1)
 
 
 _PlanReader = Callable[[FieldReader], FeedForwardPlan]

@@ -345,7 +345,9 @@ def build_hf_model(raw: dict[str, Any], seed: int) -> Any:
             noise = torch.randn(tensor.shape, generator=generator)
             if "norm" in name:
                 # Gemma 3 stores them less one, and Qwen 3.5 but for those of recurrent layers.
-                is_less_one = raw["model_type"].startswith(("gemma3", "qwen3_5", "qwen3_next"))
+                is_less_one = raw["model_type"].startswith(
+                    ("gemma2", "gemma3", "qwen3_5", "qwen3_next")
+                )
                 base = 0.0 if is_less_one and "linear_attn" not in name else 1.0
                 tensor.copy_(base + 0.2 * noise)
             elif raw["model_type"] == "glm5_next" and name.endswith(("A_log", "dt_bias")):

@@ -46,8 +46,14 @@ class DecoderAttention(PagedAttention):
         )
         self.output_bias = make.parameter(config.hidden_size) if shape.has_output_bias else None
         # One norm serves queries and keys: row 0 for query heads, row 1 for key heads.
+        has_whole = shape.norms_whole_rows
         self.qk_norm = (
-            make.parameter(1 + self._has_own, shape.head_dim) if shape.has_qk_norm else None
+            make.parameter(1 + self._has_own, shape.head_dim)
+            if shape.has_qk_norm and not has_whole
+            else None
+        )
+        self.row_norms = (
+            [make.parameter(size) for size in sizes[: 1 + self._has_own]] if has_whole else []
         )
         is_key = [0] * shape.num_heads + [1] * (shape.num_kv_heads if self._has_own else 0)
         self._norm_of_head = torch.tensor(is_key, device=make.device)
@@ -113,15 +119,30 @@ class DecoderAttention(PagedAttention):
             values = heads[:, shape.num_heads :].flatten(1)
         if self.qk_norm is not None:
             heads = self._norm(heads, self.qk_norm[self._norm_of_head], eps)
+        if self.row_norms:
+            sizes = [len(weight) for weight in self.row_norms]
+            rows = zip(torch.split(heads.flatten(1), sizes, 1), self.row_norms, strict=True)
+            heads = torch.cat([self._norm(row, own, eps) for row, own in rows], 1).view_as(heads)
         if self._rope is not None:
             heads = self._turn(heads, self._rope, step)
         queries = heads[:, : shape.num_heads]
+        if shape.position_beta:
+            queries = queries * self._scale_positions(step)
         if not self._has_own:
             return queries, None
         if shape.has_value_norm:
             by_head = values.view(-1, shape.num_kv_heads, shape.head_dim)
             values = self._norm(by_head, self._plain_norm, eps).flatten(1)
         return queries, torch.cat([heads[:, shape.num_heads :].flatten(1), values], 1)
+
+    def _scale_positions(self, step: Step) -> torch.Tensor:
+        """Returns what the queries of each row are multiplied by, [T, 1, 1]."""
+        positions = step.positions
+        if step.is_narrow and step.wanted is not None:
+            positions = positions[step.wanted]
+        periods = positions.div(self._shape.position_length, rounding_mode="floor").float()
+        factors = 1.0 + self._shape.position_beta * torch.log1p(periods)
+        return factors.to(self._plain_norm.dtype).view(-1, 1, 1)
 
     def _split_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns keys and values [..., K, d] of rows [..., 2 * K * d]."""
@@ -145,6 +166,8 @@ class DecoderAttention(PagedAttention):
             slots[f"{prefix}.q_norm.weight"] = self.qk_norm.data[0]
             if self._has_own:
                 slots[f"{prefix}.k_norm.weight"] = self.qk_norm.data[1]
+        for name, weight in zip(("q_norm", "k_norm"), self.row_norms, strict=False):
+            slots[f"{prefix}.{name}.weight"] = weight.data
         if self.sinks is not None:
             slots[f"{prefix}.sinks"] = self.sinks.data
         return slots

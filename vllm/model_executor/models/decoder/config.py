@@ -80,6 +80,9 @@ class AttentionShape:
         has_value_norm: Whether values are normed per head, without weights.
         has_one_product: Whether keys and values come of one product, ``k_proj``: values before
             its weighted norm and its turn.
+        norms_whole_rows: Whether the norms of queries and of keys are over all heads together.
+        position_beta, position_length: Queries are scaled by 1 + beta * log(1 + floor(position /
+            length)); 0: they are not.
         latent: What keys and values are made of, where a row of it is cached in their place:
             ``head_dim`` is that row's width then, and ``num_kv_heads`` one.
     """
@@ -96,6 +99,9 @@ class AttentionShape:
     has_output_gate: bool = False
     has_value_norm: bool = False
     has_one_product: bool = False
+    norms_whole_rows: bool = False
+    position_beta: float = 0.0
+    position_length: int = 0
     latent: LatentShape | None = None
 
     def for_ranks(self, size: int) -> "AttentionShape":
@@ -163,13 +169,15 @@ class MlpPlan:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidRouter:
-    """Each expert's score is the sigmoid of its logit; a bias takes part in the choice alone.
+    """Each expert has a score of its own; a bias takes part in the choice alone.
 
     Attributes:
         num_groups: Experts are neighbours in so many groups of one size.
         num_chosen_groups: A token's experts come from so many groups, those whose best two sum up
             to most.
         factor: The chosen scores are multiplied by it at last.
+        is_softmax: Whether the scores are a softmax over all experts, without a bias, and a group's
+            rank that of its best; else the sigmoids of their logits.
         has_numbered_names: Whether the part is ``block_sparse_moe`` in files and an expert's
             matrices w1, w3 and w2, as Kimi's.
     """
@@ -177,6 +185,7 @@ class SigmoidRouter:
     num_groups: int
     num_chosen_groups: int
     factor: float
+    is_softmax: bool = False
     has_numbered_names: bool = False
 
 

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.model_loader.quantization_config import METHODS, reads_method
 from vllm.model_executor.models.config_fields import LARGEST_INT, FieldReader
-from vllm.model_executor.models.decoder.config import Activation, ExpertsPlan, SigmoidRouter
+from vllm.model_executor.models.decoder.config import (
+    Activation,
+    ExpertsPlan,
+    MlpPlan,
+    SigmoidRouter,
+)
 from vllm.model_executor.models.decoder.rope_config import (
     RopeConfig,
     find_original_length,
@@ -132,6 +137,42 @@ def check_expert_groups(
         raise fields.error(
             chosen, plan.num_chosen, f"at most the {most} experts of topk_group groups"
         )
+
+
+def read_scored_experts(
+    fields: FieldReader,
+    limit: float = 0.0,
+    defaults: tuple[int, int, int, float] | None = None,
+) -> ExpertsPlan:
+    """Reads experts that a token chooses by their sigmoids, beside a shared one.
+
+    Args:
+        fields: config.json, or its text part.
+        limit: As an ``ExpertsPlan``'s.
+        defaults: Experts, those of a token, the width of one, and the factor; None: they are said.
+
+    Raises:
+        ConfigError: A field is missing or wrong.
+    """
+    count, chosen, width, factor = defaults or (None, None, None, 1.0)
+    router = SigmoidRouter(
+        fields.positive_int("n_group", 1),
+        fields.positive_int("topk_group", 1),
+        fields.number("routed_scaling_factor", factor),
+    )
+    inner_size = fields.positive_int("moe_intermediate_size", width)
+    num_shared = fields.non_negative_int("n_shared_experts", 1)
+    plan = ExpertsPlan(
+        num_experts=fields.positive_int("n_routed_experts", count),
+        num_chosen=fields.positive_int("num_experts_per_tok", chosen),
+        inner_size=inner_size,
+        normalises=fields.boolean("norm_topk_prob", True),
+        shared=MlpPlan(num_shared * inner_size, limit=limit) if num_shared else None,
+        router=router,
+        limit=limit,
+    )
+    check_expert_groups(fields, plan, router, "n_group", "num_experts_per_tok")
+    return plan
 
 
 def refuse_quantization(fields: FieldReader) -> None:

@@ -267,6 +267,8 @@ class SigmoidExperts(ExpertBank):
         assert plan.router is not None
         self._router_plan = plan.router
         self.router_bias = parts.make.parameter(plan.num_experts, dtype=torch.float32)
+        if plan.router.is_softmax:
+            self.router_bias.data.zero_()
         self.shared: GatedMlp | None = None
         if plan.shared is not None:
             prefix = f"{parts.make.prefix}shared_experts"
@@ -284,6 +286,7 @@ class SigmoidExperts(ExpertBank):
             router.num_chosen_groups,
             self.plan.normalises,
             router.factor,
+            router.is_softmax,
         )
         return chosen
 
@@ -296,9 +299,10 @@ class SigmoidExperts(ExpertBank):
         """Returns tensor name -> destination."""
         slots = {
             f"{prefix}.gate.weight": self.router.data,
-            f"{prefix}.gate.e_score_correction_bias": self.router_bias.data,
             **super().weight_slots(prefix),
         }
+        if not self._router_plan.is_softmax:
+            slots[f"{prefix}.gate.e_score_correction_bias"] = self.router_bias.data
         if self.shared is not None:
             slots |= self.shared.weight_slots(f"{prefix}.shared_experts")
         return slots

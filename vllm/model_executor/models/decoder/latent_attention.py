@@ -1,12 +1,13 @@
-"""Attention whose keys and values are products of one latent row a token (MLA), without positions.
+"""Attention whose keys and values are products of one latent row a token (MLA).
 
     row      [ norm(latent) | shared ]                what is cached
     key      [ Wk latent | shared ]  of each head
     score    q . key  =  [ Wk^T q_own | q_shared ] . row
     output   sum of weights * Wv latent  =  Wv (sum of weights * row's latent)
 
-So queries are taken to the row's space, where all heads attend to the same rows, and what they find
-is taken back by Wv: keys and values of single heads are never made.
+Queries are taken to the row's space, where all heads attend to the same rows, and what they find is
+taken back by Wv: keys and values of single heads are never made. Where a layer knows positions,
+shared parts are turned by them: pairs of neighbours, which are kept as two halves.
 Source: arXiv:2405.04434, section 2.1.
 """
 
@@ -69,7 +70,9 @@ class LatentAttention(PagedAttention):
         self.output = RowParallelLinear(
             "num_attention_heads * v_head_dim", whole_width, hidden, make, "o_proj"
         )
+        self._rope = plan.rope
         self._norm, self._map_heads = ops("rms_norm"), ops("grouped_linear")
+        self._rotate = ops("rotate_halves")
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Maps the normed input [T, D] to the output [T, D]; writes the layer's cache.
@@ -77,7 +80,19 @@ class LatentAttention(PagedAttention):
         The last layer with a cache gives the step's wanted rows alone.
         """
         projected, rows = self._project(x)
-        return self._map_found(self._attend_step(self._take(projected), rows, step))
+        queries = self._take(projected)
+        if self._rope is not None:
+            rows = self._turn(rows.unsqueeze(1), step).squeeze(1)
+            queries = self._turn(queries, step)
+        return self._map_found(self._attend_step(queries, rows, step))
+
+    def _turn(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
+        """Turns the shared parts of [T, H, L + S]."""
+        assert self._rope is not None, "the caller asked"
+        own, shared = torch.split(rows, [self.latent.latent_dim, self.latent.shared_dim], -1)
+        pairs = shared.reshape(*shared.shape[:-1], -1, 2)
+        halves = pairs.transpose(-1, -2).flatten(-2)
+        return torch.cat([own, self._rotate(halves, *step.turns[self._rope])], -1)
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what queries are products of, normed if it is a latent, and rows [T, L + S]."""

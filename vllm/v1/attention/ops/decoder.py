@@ -235,10 +235,12 @@ def choose_by_sigmoid(
     num_chosen_groups: int,
     normalises: bool,
     factor: float,
+    is_softmax: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses among router logits [T, E] the experts of the highest sigmoid + bias.
 
-    They come from the groups whose best two such sums add up to most.
+    They come from the groups whose best two such sums add up to most; by a softmax, whose best one
+    is highest.
 
     Args:
         logits: Of the router.
@@ -248,15 +250,19 @@ def choose_by_sigmoid(
         num_chosen_groups: Groups per token.
         normalises: Whether the chosen sigmoids are scaled to a sum of one.
         factor: Of all weights.
+        is_softmax: Whether a softmax over all experts stands for the sigmoids.
 
     Returns:
         int64 ids [T, k] and fp32 weights [T, k].
     """
-    scores = logits.float().sigmoid()
+    scores = softmax(logits, -1, dtype=torch.float32) if is_softmax else logits.float().sigmoid()
     ranked = scores + bias
     if num_chosen_groups < num_groups:
         by_group = ranked.view(len(ranked), num_groups, -1)
-        best = by_group.topk(2, dim=-1).values.sum(-1).topk(num_chosen_groups, dim=-1).indices
+        num_best = 1 if is_softmax else 2
+        best = (
+            by_group.topk(num_best, dim=-1).values.sum(-1).topk(num_chosen_groups, dim=-1).indices
+        )
         is_left = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, False)
         ranked = by_group.masked_fill(is_left.unsqueeze(-1), -torch.inf).flatten(1)
     ids = ranked.topk(num_chosen, dim=-1).indices

@@ -1,0 +1,166 @@
+"""GGUF files of other families, in F32, named by the ``gguf`` package's own map."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.model_executor.model_loader.gguf_files import gguf, pair_rows, write_recurrent_keys
+
+
+def write_keys(writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]) -> None:
+    """Writes what a config says, as the converters do."""
+    heads = raw["num_attention_heads"]
+    head_dim = raw.get("head_dim", raw["hidden_size"] // heads)
+    rope = raw.get("rope_parameters") or {"rope_theta": raw["rope_theta"]}
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_block_count(raw["num_hidden_layers"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if arch != "deepseek2":
+        writer.add_head_count_kv(raw["num_key_value_heads"])
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if "sliding_window" in raw:
+        writer.add_sliding_window(raw["sliding_window"])
+        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "mscale_all_dim" in rope:
+            share = 0.1 if arch == "deepseek2" else 1.0
+            writer.add_rope_scaling_yarn_log_mul(share * rope["mscale_all_dim"])
+        if "llama_4_scaling_beta" in rope:
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if "num_experts_per_tok" in raw:
+        count = next(raw[n] for n in _COUNTS if n in raw)
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(raw["num_experts_per_tok"])
+        width = raw.get("moe_intermediate_size", raw["intermediate_size"])
+        writer.add_expert_feed_forward_length(width)
+    if "shared_expert_intermediate_size" in raw:
+        writer.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
+    if arch in ("glm4moe", "minimax-m2"):
+        writer.add_rope_dimension_count(head_dim // 2)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if "n_routed_experts" in raw:
+        writer.add_leading_dense_block_count(raw["first_k_dense_replace"])
+        writer.add_expert_shared_count(raw["n_shared_experts"])
+        writer.add_expert_weights_scale(raw["routed_scaling_factor"])
+        writer.add_expert_weights_norm(raw["norm_topk_prob"])
+        if "n_group" in raw:
+            writer.add_expert_group_count(raw["n_group"])
+            writer.add_expert_group_used_count(raw["topk_group"])
+    if arch == "qwen3next":
+        write_recurrent_keys(writer, raw)
+    if arch == "deepseek2":
+        write_latent_keys(writer, raw)
+
+
+_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
+def write_latent_keys(writer: gguf.GGUFWriter, raw: dict[str, Any]) -> None:
+    """Writes the widths of cached rows and of heads."""
+    turned, rank = raw["qk_rope_head_dim"], raw["kv_lora_rank"]
+    writer.add_head_count_kv(1)
+    writer.add_kv_lora_rank(rank)
+    if raw["q_lora_rank"]:
+        writer.add_q_lora_rank(raw["q_lora_rank"])
+    writer.add_key_length(rank + turned)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(raw["qk_nope_head_dim"] + turned)
+    writer.add_value_length_mla(raw["v_head_dim"])
+    writer.add_rope_dimension_count(turned)
+    is_v3 = raw["model_type"] == "deepseek_v3"
+    kinds = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SIGMOID if is_v3 else kinds.SOFTMAX)
+
+
+def add_recurrent(
+    add: Callable[[str, np.ndarray], None],
+    block: str,
+    leaf: str,
+    value: np.ndarray,
+    raw: dict[str, Any],
+) -> None:
+    """Adds a tensor of Qwen3-Next's recurrent layers, whose projections lie by key head."""
+    heads, key_dim = raw["linear_num_key_heads"], raw["linear_key_head_dim"]
+    share = raw["linear_num_value_heads"] // heads * raw["linear_value_head_dim"]
+    if leaf == "in_proj_qkvz.weight":
+        by_head = value.reshape(heads, -1, value.shape[1])
+        bounds = [key_dim, 2 * key_dim, 2 * key_dim + share]
+        parts = [part.reshape(-1, value.shape[1]) for part in np.split(by_head, bounds, 1)]
+        add(f"{block}.attn_qkv.weight", np.concatenate(parts[:3]))
+        add(f"{block}.attn_gate.weight", parts[3])
+    elif leaf == "A_log":
+        add(f"{block}.ssm_a", -np.exp(value))
+    elif leaf == "conv1d.weight":
+        add(f"{block}.ssm_conv1d.weight", value[:, 0])
+    else:
+        add(f"{block}.{_RECURRENT[leaf]}", value)
+
+
+_RECURRENT = {
+    "in_proj_ba.weight": "ssm_ba.weight",
+    "dt_bias": "ssm_dt.bias",
+    "norm.weight": "ssm_norm.weight",
+    "out_proj.weight": "ssm_out.weight",
+}
+
+
+def write_family(
+    arch: str, raw: dict[str, Any], state: dict[str, torch.Tensor], path: Path
+) -> None:
+    """Writes a model's file."""
+    writer = gguf.GGUFWriter(path, arch)
+    write_keys(writer, arch, raw)
+    writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, raw["num_hidden_layers"])
+
+    def add(name: str, value: np.ndarray) -> None:
+        writer.add_tensor(name, np.ascontiguousarray(value))
+
+    for name, tensor in state.items():
+        value = tensor.float().numpy()
+        block = f"blk.{name.split('.')[2]}" if ".layers." in name else ""
+        if ".linear_attn." in name:
+            add_recurrent(add, block, name.rpartition("linear_attn.")[2], value, raw)
+            continue
+        if arch in ("gemma2", "qwen3next") and "norm" in name:
+            value = value + np.float32(1)
+        if name == "lm_head.weight" and raw.get("tie_word_embeddings", True):
+            continue
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(value, 2, 1)
+            add(f"{block}.ffn_gate_exps.weight", gate)
+            add(f"{block}.ffn_up_exps.weight", up)
+        elif name.endswith("experts.down_proj"):
+            add(f"{block}.ffn_down_exps.weight", value)
+        elif name.endswith("e_score_correction_bias"):
+            add(f"{block}.exp_probs_b.bias", value)
+        elif name.endswith("kv_b_proj.weight"):
+            by_head = value.reshape(raw["num_attention_heads"], -1, value.shape[1])
+            keys, values = np.split(by_head, [raw["qk_nope_head_dim"]], 1)
+            add(f"{block}.attn_k_b.weight", keys.swapaxes(1, 2))
+            add(f"{block}.attn_v_b.weight", values)
+        else:
+            if arch == "mistral3" and name.endswith(("q_proj.weight", "k_proj.weight")):
+                value = pair_rows(value, raw["head_dim"])
+            if name.endswith("shared_expert_gate.weight"):
+                value = value[0]
+            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert found is not None, name
+            add(found, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
