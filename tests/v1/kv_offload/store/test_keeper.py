@@ -82,3 +82,26 @@ def test_a_disk_that_refuses_small_files_is_told_of_once(root, open_keeper, capl
     keeper.close()
     assert not keeper.store.is_writable
     assert sum("is written no more" in record.message for record in caplog.records) == 1
+
+
+def test_a_disk_that_hangs_is_asked_once_for_each_thing(root, open_keeper):
+    keeper = open_keeper()
+    # The thread waits here as it would for the disk.
+    hangs, released = threading.Event(), threading.Event()
+
+    def hang():
+        hangs.set()
+        assert released.wait(TIMEOUT_S)
+
+    keeper._work.put(hang)
+    assert hangs.wait(TIMEOUT_S)
+    for number in range(1000):
+        keeper.make_room()
+        keeper.remember("rates", b"%d" % number)
+        keeper.remember("warm", b"%d" % number)
+    assert keeper._work.qsize() == 3
+    released.set()
+    keeper.close()
+    folder = root / IDENTITY.name
+    assert read_small(folder / "rates") == read_small(folder / "warm") == b"999"
+    assert not keeper._is_room_ordered

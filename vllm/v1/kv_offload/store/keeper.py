@@ -128,6 +128,9 @@ class StoreKeeper:
         # Whether opening takes long: all weights are being read.
         self.is_digesting = False
         self._small: dict[str, bytes] = {}
+        # What is ordered and not begun, each once however often it is asked for: the disk may hang.
+        self._is_room_ordered = False
+        self._to_remember: dict[str, bytes] = {}
         self._committed: list[ObjectKey] = []
         self._lock = threading.Lock()
         self._last_progress = monotonic()
@@ -156,7 +159,10 @@ class StoreKeeper:
 
     def make_room(self) -> None:
         """Have slots freed, or the file grown."""
-        self._work.put(self._make_room)
+        with self._lock:
+            is_ordered, self._is_room_ordered = self._is_room_ordered, True
+        if not is_ordered:
+            self._work.put(self._make_ordered_room)
 
     def recall(self, name: str) -> bytes | None:
         """Return a small file beside the index, as it was when the folder was opened."""
@@ -164,7 +170,11 @@ class StoreKeeper:
 
     def remember(self, name: str, data: bytes) -> None:
         """Have a small file beside the index replaced; it is no promise."""
-        self._work.put(lambda: self._remember(name, data))
+        with self._lock:
+            is_ordered = name in self._to_remember
+            self._to_remember[name] = data
+        if not is_ordered:
+            self._work.put(lambda: self._remember(name))
 
     @property
     def has_committed(self) -> bool:
@@ -298,11 +308,18 @@ class StoreKeeper:
                 self.num_uncommitted -= len(reservations)
         self._make_room()
 
+    def _make_ordered_room(self) -> None:
+        with self._lock:
+            self._is_room_ordered = False
+        self._make_room()
+
     def _make_room(self) -> None:
         if self.store is not None:
             self.store.make_room(may_wait=True)
 
-    def _remember(self, name: str, data: bytes) -> None:
+    def _remember(self, name: str) -> None:
+        with self._lock:
+            data = self._to_remember.pop(name)
         if self._folder is None or self.path is None or self._folder.read_only:
             return
         # A disk that refused once would refuse, and be told of, every few seconds.
