@@ -116,6 +116,145 @@ _RECURRENT = {
 }
 
 
+# The names of tensors of recurrent and latent layers, which are the published ones' otherwise.
+_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    **{f"self_attn.{part}_proj.weight": f"attn_{part}.weight" for part in "qkv"},
+    **{f"self_attn.{part}_conv1d.weight": f"ssm_conv1d_{part}.weight" for part in "qkv"},
+    **{
+        f"self_attn.{part}_proj.weight": f"ssm_{part}.weight"
+        for part in ("f_a", "f_b", "g_a", "g_b")
+    },
+    "self_attn.b_proj.weight": "ssm_beta.weight",
+    "self_attn.o_norm.weight": "ssm_norm.weight",
+    "self_attn.dt_bias": "ssm_dt.bias",
+    "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+    "self_attn.q_a_proj.weight": "attn_q_a.weight",
+    "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
+    "self_attn.q_b_proj.weight": "attn_q_b.weight",
+    "self_attn.indexer.wk.weight": "indexer.attn_k.weight",
+    "self_attn.indexer.wq_b.weight": "indexer.attn_q_b.weight",
+    "self_attn.indexer.weights_proj.weight": "indexer.proj.weight",
+    "self_attn.indexer.k_norm.weight": "indexer.k_norm.weight",
+    "self_attn.indexer.k_norm.bias": "indexer.k_norm.bias",
+    "self_attn.indexer.index_kpool_compress_gate": "indexer_compressor_gate.weight",
+    "self_attn.indexer.index_kpool_compress_ape": "indexer_compressor_ape.weight",
+    **{f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")},
+    **{
+        f"mlp.shared_experts.{part}_proj.weight": f"ffn_{part}_shexp.weight"
+        for part in ("gate", "up", "down")
+    },
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+}
+_LEAVES = {
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
+}
+
+
+def write_recurrent_keys_by_channel(
+    writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]
+) -> None:
+    """Writes what a config of Kimi Linear or GLM 5.3 says."""
+    count, heads = raw["num_hidden_layers"], raw["num_attention_heads"]
+    own = raw.get("linear_attn_config", {})
+    turned, rank = raw["qk_rope_head_dim"], raw["kv_lora_rank"]
+    writer.add_context_length(raw.get("model_max_length", raw.get("max_position_embeddings")))
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_block_count(count)
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    kinds = raw.get("layer_types") or [
+        "full" if i + 1 in own["full_attn_layers"] else "linear_attention" for i in range(count)
+    ]
+    writer.add_head_count_kv([int(kind != "linear_attention") for kind in kinds])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + turned)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(raw["qk_nope_head_dim"] + turned)
+    writer.add_value_length_mla(raw["v_head_dim"])
+    writer.add_uint32(f"{arch}.kda.head_dim", own.get("head_dim") or raw["linear_head_dim"])
+    writer.add_ssm_conv_kernel(4)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_count(raw.get("num_experts", raw.get("n_routed_experts")))
+    writer.add_expert_used_count(raw.get("num_experts_per_token", raw.get("num_experts_per_tok")))
+    writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
+    writer.add_expert_shared_count(1)
+    writer.add_expert_weights_scale(raw.get("routed_scaling_factor", 2.5))
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if arch == "glm5-next":
+        writer.add_q_lora_rank(raw["q_lora_rank"])
+        for name, number in {
+            "attention.indexer.head_count": raw["index_n_heads"],
+            "attention.indexer.key_length": raw["index_head_dim"],
+            "attention.indexer.top_k": raw["index_topk"],
+            "attention.indexer.kpool": raw["index_kpool"],
+            "hyper_connection.count": 4,
+            "hyper_connection.sinkhorn_iterations": 20,
+        }.items():
+            writer.add_uint32(f"{arch}.{name}", number)
+        writer.add_float32(f"{arch}.hyper_connection.epsilon", 1e-6)
+        writer.add_float32(f"{arch}.kda.gate_lower_bound", -5.0)
+        writer.add_array(f"{arch}.swiglu_clamp_exp", [10.0] * count)
+
+
+def write_recurrent_family(
+    arch: str, raw: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path
+) -> None:
+    """Writes a model of recurrent layers with a decay a channel, of our own model's tensors."""
+    writer = gguf.GGUFWriter(path, arch)
+    write_recurrent_keys_by_channel(writer, arch, raw)
+    writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+
+    def add(name: str, value: np.ndarray) -> None:
+        writer.add_tensor(name, np.ascontiguousarray(value))
+
+    for name, tensor in tensors.items():
+        value = tensor.float().numpy()
+        if ".layers." not in name:
+            add(_NAMES[name], value)
+            continue
+        number, rest = name.removeprefix("model.layers.").split(".", 1)
+        block, rest = f"blk.{number}", rest.replace("block_sparse_moe.", "mlp.")
+        if ".experts." in rest:
+            expert, leaf, _ = rest.rpartition("experts.")[2].split(".")
+            stack = stacks.setdefault(f"{block}.ffn_{_LEAVES[leaf]}_exps.weight", {})
+            stack[int(expert)] = value
+        elif rest == "self_attn.kv_b_proj.weight":
+            by_head = value.reshape(raw["num_attention_heads"], -1, value.shape[1])
+            keys, values = np.split(by_head, [raw["qk_nope_head_dim"]], 1)
+            add(f"{block}.attn_k_b.weight", keys.swapaxes(1, 2))
+            add(f"{block}.attn_v_b.weight", values)
+        elif rest == "self_attn.A_log":
+            add(f"{block}.ssm_a", -np.exp(value).reshape(1, 1, -1, 1))
+        elif rest.endswith("_conv1d.weight"):
+            add(f"{block}.{_NAMES[rest]}", value[None])
+        elif rest.startswith("hc_"):
+            add(f"{block}.{rest}.weight", value)
+        else:
+            add(f"{block}.{_NAMES[rest]}", value)
+    for name, own in stacks.items():
+        add(name, np.stack([own[expert] for expert in range(len(own))]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_family(
     arch: str, raw: dict[str, Any], state: dict[str, torch.Tensor], path: Path
 ) -> None:

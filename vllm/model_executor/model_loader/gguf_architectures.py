@@ -98,11 +98,15 @@ class Architecture:
         takes: Fields that are keys.
         said: Fields that no key says, as every file has them.
         parts: Parts of a block -> their names in a release's layer.
+        shapes: Ends of names -> shape in the release, where files have it otherwise: -1 stands for
+            all that is left, 0 for the file's last axis.
         cuts: Parts that are several of a release's.
         vectors: The same, of tensors whose names end otherwise on one side.
         top: Tensors outside blocks, without their ends -> names; "": left out.
         layer: What stands before the number of a layer.
         experts: Where a layer's experts are, and the names of their gate, up and down matrices.
+        text_type: Where the release is a wrapper, the type of its text part, which a file is; else
+            empty.
         rows: How the rows of queries and keys, or of value heads, lie.
         drafts: Of a block behind the layers that drafts tokens; None: it is left out.
     """
@@ -114,10 +118,12 @@ class Architecture:
     said: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     vectors: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=lambda: _TOP)
     layer: str = "model.layers"
     experts: tuple[str, str, str, str] = ("mlp.experts", "gate_proj", "up_proj", "down_proj")
+    text_type: str = ""
     rows: Rows = "as released"
     drafts: DraftNames | None = None
 
@@ -211,12 +217,13 @@ _V4 = {
     "ffn_up_shexp": "ffn.shared_experts.w3",
     "ffn_down_shexp": "ffn.shared_experts.w2",
 }
+_HYPER_VECTORS = {
+    f"hc_{half}_{part}.weight": f"hc_{half}_{part}"
+    for half in ("attn", "ffn")
+    for part in ("fn", "base", "scale")
+}
 _V4_VECTORS = {
-    **{
-        f"hc_{half}_{part}.weight": f"hc_{half}_{part}"
-        for half in ("attn", "ffn")
-        for part in ("fn", "base", "scale")
-    },
+    **_HYPER_VECTORS,
     "attn_sinks.weight": "attn.attn_sink",
     "attn_sinks": "attn.attn_sink",
     "attn_compressor_ape.weight": "attn.compressor.ape",
@@ -250,6 +257,14 @@ _DRAFTS = DraftNames(
     count="mtp_num_hidden_layers",
 )
 
+# Of recurrent layers with a decay a channel.
+_CHANNELS = {
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+}
+_CHANNEL_VECTORS = {"ssm_dt.bias": "self_attn.dt_bias", "ssm_a": "self_attn.A_log"}
 _OWN_DRAFTS = replace(_DRAFTS, count="num_nextn_predict_layers")
 _SCORED = {
     **_PLAIN,
@@ -410,7 +425,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             {**_WHOLE_NORMS, "projections_are_apart": True, "norm_topk_prob": True},
             _QWEN35,
             _QWEN35_VECTORS,
-            {
+            cuts={
                 "ssm_ba": Cut(
                     ("linear_attn.in_proj_b", "linear_attn.in_proj_a"), readers.find_gate_rows
                 )
@@ -429,6 +444,87 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             ),
             parts={**_SCORED, **_LATENT},
             vectors=_SCORE_VECTORS,
+            drafts=_OWN_DRAFTS,
+        ),
+        "kimi-linear": Architecture(
+            "KimiLinearForCausalLM",
+            "kimi_linear",
+            readers.read_kimi_linear,
+            (
+                _WIDTH,
+                Take("num_experts", "expert_count"),
+                Take("num_experts_per_token", "expert_used_count"),
+                _EXPERT_WIDTH,
+                Take("num_shared_experts", "expert_shared_count", "count"),
+                Take("first_k_dense_replace", "leading_dense_block_count", "count"),
+                Take("routed_scaling_factor", "expert_weights_scale", "number", 1.0),
+                Take("moe_renormalize", "expert_weights_norm", "boolean", True),
+                Take("num_expert_group", "expert_group_count", is_optional=True),
+                Take("topk_group", "expert_group_used_count", is_optional=True),
+                Take("kv_lora_rank", "attention.kv_lora_rank"),
+                Take("v_head_dim", "attention.value_length_mla"),
+            ),
+            {"q_lora_rank": None},
+            {
+                **_PLAIN,
+                **_LATENT,
+                **_CHANNELS,
+                "ffn_gate_inp": "block_sparse_moe.gate",
+                **{
+                    f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj"
+                    for part in ("gate", "up", "down")
+                },
+            },
+            {
+                **_CHANNEL_VECTORS,
+                "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+            },
+            {"_conv1d.weight": (-1, 1, 0), ".A_log": (1, 1, -1, 1)},
+            experts=("block_sparse_moe.experts", "w1", "w3", "w2"),
+        ),
+        "glm5-next": Architecture(
+            "Glm5NextForConditionalGeneration",
+            "glm5_next",
+            readers.read_glm5_next,
+            (
+                *_SCORED_TAKES,
+                Take("kv_lora_rank", "attention.kv_lora_rank"),
+                Take("q_lora_rank", "attention.q_lora_rank"),
+                Take("v_head_dim", "attention.value_length_mla"),
+                Take("qk_nope_head_dim", "attention.key_length_mla"),
+                Take("index_n_heads", "attention.indexer.head_count"),
+                Take("index_head_dim", "attention.indexer.key_length"),
+                Take("index_topk", "attention.indexer.top_k"),
+                Take("index_kpool", "attention.indexer.kpool"),
+                Take("linear_head_dim", "kda.head_dim"),
+                Take("linear_conv_kernel_dim", "ssm.conv_kernel"),
+                Take("hc_mult", "hyper_connection.count"),
+                Take("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations"),
+                Take("hc_eps", "hyper_connection.epsilon", "number"),
+            ),
+            {"qk_rope_head_dim": 0},
+            {
+                **_SCORED,
+                **_LATENT,
+                **_CHANNELS,
+                "indexer.k_norm": "self_attn.indexer.k_norm",
+                "indexer.proj": "self_attn.indexer.weights_proj",
+                "indexer.attn_k": "self_attn.indexer.wk",
+                "indexer.attn_q_b": "self_attn.indexer.wq_b",
+            },
+            {
+                **_CHANNEL_VECTORS,
+                **_SCORE_VECTORS,
+                **_HYPER_VECTORS,
+                **{
+                    f"indexer_compressor_{part}.weight": (
+                        f"self_attn.indexer.index_kpool_compress_{part}"
+                    )
+                    for part in ("gate", "ape")
+                },
+            },
+            {"_conv1d.weight": (-1, 1, 0), ".A_log": (-1,)},
+            text_type="glm5_next_text",
             drafts=_OWN_DRAFTS,
         ),
         "glm4moe": Architecture(

@@ -41,12 +41,15 @@ def read_gguf_config(path: str | Path, drafts: str | Path | None = None) -> dict
     }
     for take in own.takes:
         config |= take.read(keys)
-    if own.drafts is not None:
-        if drafts is not None:
-            check_drafts(file, read_gguf(drafts))
-        config[own.drafts.count] = int(drafts is not None or _has_drafts(file, own))
-    elif drafts is not None:
+    if own.text_type:
+        text = {**config, "model_type": own.text_type}
+        config = {name: config[name] for name in ("architectures", "model_type", "torch_dtype")}
+        config["text_config"] = text
+    if drafts is not None:
         check_drafts(file, read_gguf(drafts))
+    if own.drafts is not None:
+        count = int(drafts is not None or _has_drafts(file, own))
+        config.get("text_config", config)[own.drafts.count] = count
     return config
 
 

@@ -7,6 +7,7 @@ tiled heads      value heads lie head by head of their groups (the first of each
 recurrent        ``ssm_a`` is -exp(A_log); the convolution has lost an axis
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class Conversion:
     """
 
     def __init__(self, file: GgufFile) -> None:
-        rows, prefix = find_architecture(file).rows, file.keys.get("general.architecture")
+        own, prefix = find_architecture(file), file.keys.get("general.architecture")
+        rows, self._shapes = own.rows, own.shapes
         self._pair_dim = 0
         self._heads: _RecurrentHeads | None = None
 
@@ -106,9 +108,13 @@ class Conversion:
             return None
         return None if heads.num_values == heads.num_keys else heads.tiled(heads.value_dim)
 
-    @staticmethod
-    def find_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def find_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return a tensor's shape in the release, of which a file leaves out axes of one."""
+        for end, own in self._shapes.items():
+            if name.endswith(end):
+                sizes = [shape[-1] if size == 0 else size for size in own]
+                left = math.prod(shape) // max(1, math.prod(size for size in sizes if size > 0))
+                return tuple(left if size < 0 else size for size in sizes)
         if name.endswith(".linear_attn.conv1d.weight"):
             return (shape[0], 1, *shape[1:])
         return (1, *shape) if name.endswith(".shared_expert_gate.weight") else shape

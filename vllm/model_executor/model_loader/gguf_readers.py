@@ -446,3 +446,48 @@ def find_gate_rows(keys: Keys, num_rows: int) -> list[list[int]]:
         [first + row for first in range(gate * own, num_rows, 2 * own) for row in range(own)]
         for gate in range(2)
     ]
+
+
+def read_kimi_linear(keys: Keys) -> dict[str, Any]:
+    """Return what Kimi Linear's files say besides the table."""
+    keys.require("expert_gating_func", _SIGMOID, _SIGMOID)
+    heads, rank = keys.integer("attention.head_count"), keys.integer("attention.kv_lora_rank")
+    count = keys.integer("block_count")
+    is_full = [bool(heads) for heads in keys.counts("attention.head_count_kv", count)]
+    shared = keys.integer("attention.key_length") - rank
+    key_dim = keys.integer("attention.key_length_mla") - shared
+    if shared < 1 or key_dim < 1:
+        allowed = f"more than attention.kv_lora_rank, {rank}, by less than attention.key_length_mla"
+        raise keys.refuse("attention.key_length", shared + rank, allowed)
+    return {
+        "num_key_value_heads": heads,
+        "qk_rope_head_dim": shared,
+        "qk_nope_head_dim": key_dim,
+        "linear_attn_config": {
+            "full_attn_layers": [i + 1 for i, own in enumerate(is_full) if own],
+            "kda_layers": [i + 1 for i, own in enumerate(is_full) if not own],
+            "head_dim": keys.integer("kda.head_dim"),
+            "num_heads": heads,
+            "short_conv_kernel_size": keys.integer("ssm.conv_kernel"),
+        },
+    }
+
+
+def read_glm5_next(keys: Keys) -> dict[str, Any]:
+    """Return what files of GLM 5.3 Flash say besides the table."""
+    keys.require("expert_gating_func", _SIGMOID, _SIGMOID)
+    keys.require("attention.indexer.kpool_select_tail", True, True)
+    count = keys.integer("block_count") - keys.count("nextn_predict_layers")
+    heads = keys.integer("attention.head_count")
+    is_full = [bool(own) for own in keys.counts("attention.head_count_kv", count)]
+    # Signs differ among the writers: it is how far below zero a logarithm may be.
+    bound = keys.file.keys.get("glm5-next.kda.gate_lower_bound", -5.0)
+    if type(bound) is not float or not bound:
+        raise keys.refuse("kda.gate_lower_bound", bound, "a number below zero")
+    return {
+        "num_key_value_heads": heads,
+        "layer_types": ["indexed_attention" if own else "linear_attention" for own in is_full],
+        "linear_num_heads": heads,
+        "linear_lower_bound": -abs(float(f"{bound:.7g}")),
+        "swiglu_limit": _read_v4_limit(keys, count),
+    }

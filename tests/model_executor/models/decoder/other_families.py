@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.model_executor.models.decoder.reference import _BASE
+from tests.model_executor.models.decoder.reference import _BASE, glm5_next, kimi_linear
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _SCORED = {
@@ -144,3 +144,9 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     ),
 }
 """By the architecture of its GGUF files, and what is different about it."""
+
+RECURRENT_FAMILIES: dict[str, dict[str, Any]] = {
+    "kimi-linear": kimi_linear(),
+    "glm5-next": glm5_next(),
+}
+"""Those whose logits have tests of their own, likewise."""

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model_executor.model_loader.gguf_families import write_family
+from tests.model_executor.model_loader.gguf_families import write_family, write_recurrent_family
 from tests.model_executor.model_loader.test_gguf import load
 from tests.model_executor.models.decoder.building import build_model, make_harness
 from tests.model_executor.models.decoder.checkpoints import assert_greedy
-from tests.model_executor.models.decoder.other_families import OTHER_FAMILIES
+from tests.model_executor.models.decoder.other_families import OTHER_FAMILIES, RECURRENT_FAMILIES
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     config_as_saved,
+    published_tensors,
     run_reference,
 )
 from tests.model_executor.models.hf_reference import random_tokens
@@ -95,3 +96,17 @@ def test_an_engine_hits_to_the_unit(
     answer = list(first.outputs[0].token_ids)
     assert list(again.outputs[0].token_ids) == answer
     assert_greedy(reference, prompt, answer)
+
+
+@pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+def test_a_gguf_file_of_recurrent_layers_is_the_same_model(family: str, tmp_path: Path) -> None:
+    raw, path = RECURRENT_FAMILIES[family], tmp_path / "model.gguf"
+    model = build_hf_model(raw, seed=7)
+    expected = build_model(raw, published_tensors(model))
+    tensors = {name: slot.clone() for name, slot in expected.weight_slots().items()}
+    write_recurrent_family(family, raw.get("text_config", raw), tensors, path)
+    found = load(path)
+    assert replace(found.config, names=expected.config.names) == expected.config
+    token_ids = random_tokens(60, 3)
+    runs = [make_harness(each, 32).run(token_ids, [60]) for each in (found, expected)]
+    torch.testing.assert_close(*runs, atol=1e-5, rtol=1e-5)

@@ -102,6 +102,11 @@ def check_ranks(config: DecoderConfig, size: int, spreads_experts: bool) -> None
         axes["key heads of a recurrent layer"] = own.num_key_heads
     for layer in config.layers:
         shape = config.shape_of(layer)
+        if shape.norms_whole_rows and size > 1:
+            raise ConfigError(
+                f"--tensor-parallel-size {size} gives each rank a part of the heads, and this "
+                "model norms queries and keys over all heads together: use 1."
+            )
         axes["num_attention_heads"] = shape.num_heads
         # All heads read the same latents.
         uneven = shape.num_kv_heads % size and size % shape.num_kv_heads
