@@ -108,11 +108,14 @@ def test_every_length_up_to_300_in_one_chunk(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 127, 128, 129, 256])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 127, 129, 256])
 def test_chunk_sizes(case: Case, chunk: int) -> None:
     harness = PagedHarness(case.model, block_size=(32, 64, 128)[chunk % 3])
-    logits = harness.run(case.sequences[0], split(LENGTH, chunk))
-    torch.testing.assert_close(logits, case.references[0].logits, atol=TOLERANCE, rtol=0)
+    # Token by token takes longest; behind window and compressor it is the same again.
+    length = 160 if chunk == 1 else LENGTH
+    logits = harness.run(case.sequences[0][:length], split(length, chunk))
+    expected = case.references[0].logits[:length]
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.slow
