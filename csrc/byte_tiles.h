@@ -16,12 +16,15 @@ namespace VN_BUILD {
 
 // The values of four-bit codes; those of e2m1 doubled.
 constexpr int8_t kNibbleValues[5][16] = {
-    {},
+    {-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15},
     {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1},
     {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
     {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
     {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
 };
+constexpr int nibble_value(int kind, int code) {
+  return kNibbleValues[kind == VN_CODE_ODD4 ? 0 : kind][code];
+}
 
 // Instructions take one side without signs: codes are lifted so that none is negative, and sums begin
 // as much lower.
@@ -29,7 +32,18 @@ template <int Kind>
 constexpr int32_t kLeastLift = Kind == VN_CODE_INT4   ? 8
                                : Kind == VN_CODE_E2M1 ? 12
                                : Kind == VN_CODE_INT6 ? 32
+                               : Kind == VN_CODE_ODD4 ? 15
+                               : kIsLow<Kind>         ? low_lift(Kind)
                                                       : 0;
+// The largest lifted code.
+template <int Kind>
+constexpr int kLargestCode = Kind == VN_CODE_INT6   ? 63
+                             : Kind == VN_CODE_E2M1 ? 24
+                             : Kind == VN_CODE_ODD4 ? 30
+                             : Kind == VN_CODE_UINT2 || Kind == VN_CODE_INT2 ? 3
+                             : Kind == VN_CODE_INT3                          ? 7
+                             : kIsLow<Kind> ? 2 * low_lift(Kind)
+                                            : 15;
 // Codes that fill a byte.
 template <int Kind>
 constexpr bool kIsFullByte = Kind == VN_CODE_INT8 || Kind == VN_CODE_IQ4;
@@ -39,7 +53,7 @@ template <int Kind>
 struct LiftedValues {
   alignas(16) int8_t values[16];
   constexpr explicit LiftedValues(int lift) : values{} {
-    for (int i = 0; i < 16; ++i) values[i] = static_cast<int8_t>(kNibbleValues[Kind][i] + lift);
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<int8_t>(nibble_value(Kind, i) + lift);
   }
 };
 
@@ -71,7 +85,9 @@ VN_INLINE Ints fill_ints(int32_t x) { return {reinterpret_cast<Int16s>(_mm512_se
 VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(a.v))}; }
 template <int Kind, int Part>
 VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
-  if constexpr (Kind == VN_CODE_INT8) {
+  if constexpr (kIsLow<Kind>) {
+    return {four_codes<Kind, Part>(unit).v};
+  } else if constexpr (Kind == VN_CODE_INT8) {
     return {_mm512_xor_si512(unit.words[0].v, _mm512_set1_epi8(-128))};
   } else if constexpr (Kind == VN_CODE_INT6) {
     return {six_bits<Part>(unit.words[Part / 2], unit.words[2]).v};
@@ -111,10 +127,12 @@ template <int Kind>
 constexpr int32_t kLift = kLeastLift<Kind>;
 // A pair of products of full bytes fits in sixteen bits; of lower codes so many steps do.
 template <int Kind>
-constexpr int kShortSteps = kIsFullByte<Kind>      ? 0
-                            : Kind == VN_CODE_INT6 ? 2
-                            : Kind == VN_CODE_E2M1 ? 4
-                                                   : 8;
+constexpr int kShortSteps = kIsFullByte<Kind>                    ? 0
+                            : kLargestCode<Kind> > 63             ? 1
+                            : kLargestCode<Kind> > 31             ? 2
+                            : kLargestCode<Kind> > 15             ? 4
+                            : kUnitCodes<Kind> / 4 <= 2           ? 8
+                                                                  : 16;
 
 #if defined(__AVX512F__)
 
@@ -136,7 +154,9 @@ VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 template <int Kind, int Part>
 VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   const __m512i w = unit.words[0].v;
-  if constexpr (Kind == VN_CODE_INT8) {
+  if constexpr (kIsLow<Kind>) {
+    return {four_codes<Kind, Part>(unit).v, 0};
+  } else if constexpr (Kind == VN_CODE_INT8) {
     return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
   } else if constexpr (Kind == VN_CODE_INT6) {
     return {six_bits<Part>(unit.words[Part / 2], unit.words[2]).v, 0};
@@ -200,7 +220,7 @@ VN_INLINE __m256i byte_codes_of_half(__m256i w) {
       _mm256_and_si256(Part == 0 ? w : _mm256_srli_epi32(w, 4), _mm256_set1_epi8(15));
   if constexpr (Kind == VN_CODE_UINT4) return nibbles;
   if constexpr (Kind == VN_CODE_INT4) return _mm256_xor_si256(nibbles, _mm256_set1_epi8(8));
-  if constexpr (Kind == VN_CODE_IQ4 || Kind == VN_CODE_E2M1) {
+  if constexpr (Kind == VN_CODE_IQ4 || Kind == VN_CODE_E2M1 || Kind == VN_CODE_ODD4) {
     static constexpr LiftedValues<Kind> kTable(kLift<Kind>);
     const __m128i* values = reinterpret_cast<const __m128i*>(kTable.values);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(values)), nibbles);
@@ -208,7 +228,10 @@ VN_INLINE __m256i byte_codes_of_half(__m256i w) {
 }
 template <int Kind, int Part>
 VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
-  if constexpr (Kind == VN_CODE_INT6) {
+  if constexpr (kIsLow<Kind>) {
+    const Words codes = four_codes<Kind, Part>(unit);
+    return {codes.a, codes.b};
+  } else if constexpr (Kind == VN_CODE_INT6) {
     const Words codes = six_bits<Part>(unit.words[Part / 2], unit.words[2]);
     return {codes.a, codes.b};
   } else {
@@ -282,15 +305,17 @@ inline ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   Words w = unit.words[0];
   if constexpr (Kind == VN_CODE_INT6) {
     w = six_bits<Part>(unit.words[Part / 2], unit.words[2]);
+  } else if constexpr (kIsLow<Kind>) {
+    w = four_codes<Kind, Part>(unit);
   }
   ByteCodes<Kind> codes;
   for (int i = 0; i < kLanes; ++i) {
     for (int b = 0; b < 4; ++b) {
-      if constexpr (Kind == VN_CODE_INT8 || Kind == VN_CODE_INT6) {
-        const int raised = Kind == VN_CODE_INT6 ? 32 : 0;
+      if constexpr (Kind == VN_CODE_INT8 || Kind == VN_CODE_INT6 || kIsLow<Kind>) {
+        const int raised = Kind == VN_CODE_INT8 ? 0 : kLeastLift<Kind>;
         codes.v[i][b] = static_cast<int8_t>((w.v[i] >> 8 * b & 255) - raised);
       } else {
-        codes.v[i][b] = kNibbleValues[Kind][w.v[i] >> (8 * b + 4 * Part) & 15];
+        codes.v[i][b] = static_cast<int8_t>(nibble_value(Kind, w.v[i] >> (8 * b + 4 * Part) & 15));
       }
     }
   }
@@ -504,8 +529,9 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
   sums.resize(rows * kPanel);
   const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
   const int64_t step = std::max<int64_t>(1, kChain / panel.m.group);
-  // Where tiles are many and a group's bytes stay in the first-level cache.
-  const bool decodes = kUnitCodes<Kind> > 4 && rows > kByteRows && panel.m.group <= kChain;
+  // Where tiles are many, or codes take many steps, and a group's bytes stay in the first-level cache.
+  const int64_t few = kIsLow<Kind> ? 1 : kByteRows;
+  const bool decodes = kUnitCodes<Kind> > 4 && rows > few && panel.m.group <= kChain;
   if (decodes) codes.resize(kChain / 4 * kPanelVecs);
   for (int64_t begin = 0; begin < panel.groups; begin += step) {
     const int64_t end = std::min(panel.groups, begin + step);
@@ -525,15 +551,17 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
                    codes.data());
       const DecodedBytes<Kind> source = {codes.data(), begin * group_units};
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
-    } else if (rows == 1) {
+    } else if (rows == 1 || kIsLow<Kind>) {
       // Memory is the limit.
       const std::integral_constant<int, 1> one;
-      if (x.units.fetches_alone) {
-        run_tile(one, 0, StoredBytes<Kind, kFetchNone>{panel});
-      } else {
-        run_tile(one, 0, StoredBytes<Kind, kFetchNext>{panel});
+      for (int64_t at = 0; at < rows; ++at) {
+        if (x.units.fetches_alone) {
+          run_tile(one, at, StoredBytes<Kind, kFetchNone>{panel});
+        } else {
+          run_tile(one, at, StoredBytes<Kind, kFetchNext>{panel});
+        }
       }
-    } else {
+    } else if constexpr (!kIsLow<Kind>) {
       const StoredBytes<Kind, kFetchLater> source = {panel};
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
     }
@@ -555,6 +583,22 @@ inline void with_byte_kind(int32_t kind, Body&& body) {
       return body(integral_constant<int, VN_CODE_E2M1>{});
     case VN_CODE_INT6:
       return body(integral_constant<int, VN_CODE_INT6>{});
+    case VN_CODE_ODD4:
+      return body(integral_constant<int, VN_CODE_ODD4>{});
+    case VN_CODE_UINT2:
+      return body(integral_constant<int, VN_CODE_UINT2>{});
+    case VN_CODE_INT2:
+      return body(integral_constant<int, VN_CODE_INT2>{});
+    case VN_CODE_INT3:
+      return body(integral_constant<int, VN_CODE_INT3>{});
+    case VN_CODE_IQ1:
+      return body(integral_constant<int, VN_CODE_IQ1>{});
+    case VN_CODE_IQ2:
+      return body(integral_constant<int, VN_CODE_IQ2>{});
+    case VN_CODE_IQ2_XXS:
+      return body(integral_constant<int, VN_CODE_IQ2_XXS>{});
+    case VN_CODE_IQ3_XXS:
+      return body(integral_constant<int, VN_CODE_IQ3_XXS>{});
     default:
       return body(integral_constant<int, VN_CODE_INT8>{});
   }

@@ -16,7 +16,9 @@ void dot_bytes_by_panels(const ByteInputs& x, int64_t row, int64_t rows, const v
     const int64_t panel = at / kPanel, start = at - panel * kPanel;
     const int64_t size = std::min(kPanel - start, output + count - at);
     const PanelPart part = {panel, start, size, y[0] + first + at - output, y_stride};
-    if (x.units.byte_dots) {
+    if (x.units.byte_tables) {
+      dot_byte_panel_vbmi(x, row, rows, m, part);
+    } else if (x.units.byte_dots) {
       dot_byte_panel_vnni(x, row, rows, m, part);
     } else {
       dot_byte_panel(x, row, rows, m, part);

@@ -13,6 +13,7 @@
 
 #include "aligned.h"
 #include "thread_pool.h"
+#include "units.h"
 #include "vec.h"
 #include "vllm_native.h"
 
@@ -35,8 +36,10 @@ struct PanelPart {
   int64_t stride;
 };
 
-// dot_byte_panel of the build that has the instructions, for rows from `row` on.
+// dot_byte_panel of the builds that have the instructions, for rows from `row` on.
 void dot_byte_panel_vnni(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
+                         const PanelPart& part);
+void dot_byte_panel_vbmi(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
                          const PanelPart& part);
 
 namespace VN_BUILD {
@@ -46,21 +49,21 @@ struct ByteForm {
   int64_t cols, group;
   const int32_t* order;
   bool is_by_row;  // one scale for all groups
-  bool is_split;   // even and odd inputs of eight apart
+  int spread;      // how far apart the four inputs of a word lie (units.h)
 
   explicit ByteForm(const vn_matrix& m) : cols(m.cols) {
     const vn_panels& own = *static_cast<const vn_panels*>(m.data);
     group = own.group;
     order = own.order;
     is_by_row = own.input_kind == VN_INPUT_BYTES_BY_ROW;
-    is_split = own.code_kind != VN_CODE_INT8;
+    spread = input_spread(own.code_kind);
   }
   bool operator==(const ByteForm& other) const {
     return cols == other.cols && group == other.group && order == other.order &&
-           is_by_row == other.is_by_row && is_split == other.is_split;
+           is_by_row == other.is_by_row && spread == other.spread;
   }
   int64_t groups() const { return ceil_div(cols, group); }
-  int64_t stride() const { return ceil_div(cols, 16) * 16; }
+  int64_t stride() const { return ceil_div(cols, 32) * 32; }
 };
 
 // Largest magnitude, as bits: what is no number is the largest of all.
@@ -117,14 +120,12 @@ inline void round_row_to_bytes(const ByteForm& form, const float* x, int8_t* cod
     sums[g] = total;
   }
   std::fill(codes + form.cols, codes + form.stride(), int8_t{0});
-  if (!form.is_split) return;
-  for (int64_t k = 0; k < form.stride(); k += 8) {
-    int8_t eight[8];
-    std::memcpy(eight, codes + k, sizeof(eight));
-    for (int i = 0; i < 4; ++i) {
-      codes[k + i] = eight[2 * i];
-      codes[k + 4 + i] = eight[2 * i + 1];
-    }
+  if (form.spread == 1) return;
+  const int run = 4 * form.spread;
+  for (int64_t k = 0; k < form.stride(); k += run) {
+    int8_t own[32];
+    std::memcpy(own, codes + k, run);
+    for (int i = 0; i < run; ++i) codes[k + i] = own[i % 4 * form.spread + i / 4];
   }
 }
 

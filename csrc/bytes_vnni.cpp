@@ -1,13 +1,13 @@
 // The products of bytes.h by AVX-512 VNNI, and by the matrix unit where there is one: beside the
-// builds, which run on processors without these too.
-#define VN_BUILD vnni
+// builds, which run on processors without these too. Compiled twice: as `vnni`, and as `vbmi` for
+// processors that look up bytes in a table of 128 at once, which codes with indexes do.
 #include "byte_tiles.h"
 #include "tiles.h"
 
 namespace vn {
 
 #if defined(__AVX512VNNI__)
-namespace vnni {
+namespace VN_BUILD {
 
 // With fewer rows vectors are done as soon as the codes have come from memory.
 constexpr int64_t kLeastTiledRows = 32;
@@ -95,22 +95,22 @@ inline void dot_tiled_panel(const ByteInputs& x, int64_t row, int64_t rows, cons
   release_tiles();
 }
 
-}  // namespace vnni
+}  // namespace VN_BUILD
 
-void dot_byte_panel_vnni(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
+void VN_DOT_BYTE_PANEL(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
                          const PanelPart& part) {
-  const vnni::PanelView panel(m, part.index);
-  const int step = x.units.byte_tiles && rows >= vnni::kLeastTiledRows ? vnni::find_step(panel) : 0;
+  const VN_BUILD::PanelView panel(m, part.index);
+  const int step = x.units.byte_tiles && rows >= VN_BUILD::kLeastTiledRows ? VN_BUILD::find_step(panel) : 0;
   if (step == 0) {
-    vnni::dot_byte_panel(x, row, rows, m, part);
+    VN_BUILD::dot_byte_panel(x, row, rows, m, part);
   } else {
-    vnni::with_byte_kind(panel.m.code_kind, [&](auto kind) {
-      vnni::dot_tiled_panel<kind>(x, row, rows, panel, part, step);
+    VN_BUILD::with_byte_kind(panel.m.code_kind, [&](auto kind) {
+      VN_BUILD::dot_tiled_panel<kind>(x, row, rows, panel, part, step);
     });
   }
 }
 #else
-void dot_byte_panel_vnni(const ByteInputs&, int64_t, int64_t, const vn_matrix&, const PanelPart&) {}
+void VN_DOT_BYTE_PANEL(const ByteInputs&, int64_t, int64_t, const vn_matrix&, const PanelPart&) {}
 #endif
 
 }  // namespace vn

@@ -37,6 +37,8 @@ _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2]
 _VNNI = ["-mavx512vnni", *_AVX512]
+# Beside the builds: products of bytes by processors that have more for them.
+_BYTE_BUILDS = {"vnni": _VNNI, "vbmi": ["-mavx512vbmi", *_VNNI]}
 _AMX = ["-mamx-tile", "-mamx-bf16", "-mamx-int8", *_AVX512]
 # Compiled for each vector build, the longest first, and once.
 _KERNEL_SOURCES = ("bytes.cpp", "panels.cpp", "products.cpp", "decoder.cpp", "deepseek_v4.cpp")
@@ -133,8 +135,10 @@ def _list_jobs() -> list[tuple[str, list[str]]]:
         names = [f"-DVN_BUILD={item.name}", f"-DVN_BUILD_TABLE={item.table}"]
         jobs += [(source, [*item.flags, *names]) for source in _KERNEL_SOURCES]
     jobs += [(source, []) for source in _PLAIN_SOURCES]
-    for source, own in (("tiles.cpp", _AMX), ("bytes_vnni.cpp", _VNNI)):
-        jobs.append((source, own if is_x86() else []))
+    jobs.append(("tiles.cpp", _AMX if is_x86() else []))
+    for name, flags in _BYTE_BUILDS.items():
+        names = [f"-DVN_BUILD={name}", f"-DVN_DOT_BYTE_PANEL=dot_byte_panel_{name}"]
+        jobs.append(("bytes_vnni.cpp", [*(flags if is_x86() else []), *names]))
     return jobs
 
 

@@ -35,6 +35,13 @@ inline uint32_t squeeze_pairs(uint64_t codes) {
   return static_cast<uint32_t>(codes | codes >> 16);
 }
 
+// The even ones of eight bytes.
+inline uint32_t squeeze_bytes(uint64_t codes) {
+  codes &= 0x00ff00ff00ff00ff;
+  codes = (codes | codes >> 8) & 0x0000ffff0000ffff;
+  return static_cast<uint32_t>(codes | codes >> 16);
+}
+
 // Sixteen codes of six bits, as their low nibbles and high pairs, as three words (panels.py).
 inline void write_six_bits(const uint64_t* low, const uint64_t* high, uint32_t* words) {
   words[0] = squeeze_nibbles(low[0]);
@@ -120,6 +127,68 @@ struct Q6_K {
   }
 };
 
+inline uint32_t load_four(const uint8_t* bytes) {
+  uint32_t word;
+  std::memcpy(&word, bytes, sizeof(word));
+  return word;
+}
+
+// Sixteen codes of two bits, at a bit of bytes of a run, as a word: bits 2p, 2p + 1 of byte b are code
+// 4p + b (units.h).
+inline uint32_t take_pairs(const uint8_t* bytes, int bit) {
+  uint32_t word = 0;
+  for (int p = 0; p < 4; ++p) word |= (load_four(bytes + 4 * p) >> bit & 0x03030303u) << 2 * p;
+  return word;
+}
+
+// Codes of two bits in runs of 32, kAt bytes into a block: 64 bytes are two halves of four runs.
+template <int kBlockBytes, int kAt>
+struct Pairs {
+  static constexpr int kBytes = kBlockBytes, kWords = 16;
+  static void turn(const uint8_t* block, uint32_t* words) {
+    for (int part = 0; part < 16; ++part) {
+      const int run = part / 2 % 4;
+      words[part] = take_pairs(block + kAt + part / 8 * 32 + part % 2 * 16, 2 * run);
+    }
+  }
+};
+
+// Third bits lie before: bit r of byte i is value i of run r.
+struct Q3_K {
+  static constexpr int kBytes = 110, kWords = 24;
+  static void turn(const uint8_t* block, uint32_t* words) {
+    for (int run = 0; run < 8; ++run) {
+      uint32_t* out = words + 3 * run;
+      out[2] = 0;
+      for (int unit = 0; unit < 2; ++unit) {
+        out[unit] = take_pairs(block + 32 + run / 4 * 32 + unit * 16, run % 4 * 2);
+        for (int p = 0; p < 4; ++p) {
+          const uint32_t bits = load_four(block + unit * 16 + 4 * p) >> run & 0x01010101u;
+          out[2] |= bits << (4 * unit + p);
+        }
+      }
+    }
+  }
+};
+
+// Indexes and words of signs as they lie in the file.
+struct IQ2_XXS {
+  static constexpr int kBytes = 66, kWords = 16;
+  static void turn(const uint8_t* block, uint32_t* words) { std::memcpy(words, block + 2, 64); }
+};
+
+struct IQ3_XXS {
+  static constexpr int kBytes = 98, kWords = 24;
+  static void turn(const uint8_t* block, uint32_t* words) {
+    for (int group = 0; group < 8; ++group) {
+      const uint64_t indexes = load_eight(block + 2 + 8 * group);
+      words[3 * group] = squeeze_bytes(indexes);
+      words[3 * group + 1] = squeeze_bytes(indexes >> 8);
+      words[3 * group + 2] = load_four(block + 66 + 4 * group);
+    }
+  }
+};
+
 // Outputs panel * 64 .. of a matrix.
 template <typename Form>
 void pack_panel(const uint8_t* rows, int64_t num_rows, int64_t num_blocks, int64_t panel,
@@ -163,6 +232,11 @@ constexpr Packer kPackers[] = {
     make_packer<Nibbles<8, 8, 16>>("IQ4_XS"),
     make_packer<Nibbles<1, 1, 16>>("MXFP4"),
     make_packer<Nibbles<4, 4, 8>>("NVFP4"),
+    make_packer<Pairs<84, 16>>("Q2_K"),
+    make_packer<Pairs<66, 0>>("TQ2_0"),
+    make_packer<Q3_K>("Q3_K"),
+    make_packer<IQ2_XXS>("IQ2_XXS"),
+    make_packer<IQ3_XXS>("IQ3_XXS"),
 };
 
 }  // namespace

@@ -154,10 +154,12 @@ inline void dot_panel(const float* const* x, int64_t rows, const PanelView& pane
         dot_coded<Kind, kHasOffset, height, C>(x, panel, widened, begin, end, first, sums);
       }
     };
-    if (rows > kFewPanelRows) {
+    // What takes many steps to decode is decoded once for several rows.
+    constexpr int kFew = kIsLow<Kind> ? 1 : kFewPanelRows;
+    if (rows > kFew) {
       dot_decoded<Kind, kHasOffset>(x, rows, panel, widened, begin, end, sums);
     } else {
-      each_tile<kFewPanelRows>(rows, [&](auto height, int64_t) VN_NOW { run_few(height); });
+      each_tile<kFew>(rows, [&](auto height, int64_t) VN_NOW { run_few(height); });
     }
   }
 }
@@ -165,34 +167,48 @@ inline void dot_panel(const float* const* x, int64_t rows, const PanelView& pane
 // Calls body with the kind of a matrix's codes and whether it has offsets, both constants.
 template <typename Body>
 inline void with_panel_kind(const vn_panels& m, Body&& body) {
-  using std::integral_constant;
-  using std::bool_constant;
   const bool has_offset = m.offsets != nullptr;
-  if (m.code_kind == VN_CODE_INT4) {
-    if (has_offset) return body(integral_constant<int, VN_CODE_INT4>{}, bool_constant<true>{});
-    return body(integral_constant<int, VN_CODE_INT4>{}, bool_constant<false>{});
+  // Which of both a kind may have.
+  const auto either = [&](auto kind) {
+    if (has_offset) return body(kind, std::true_type{});
+    body(kind, std::false_type{});
+  };
+  const auto always = [&](auto kind) { body(kind, std::true_type{}); };
+  const auto never = [&](auto kind) { body(kind, std::false_type{}); };
+  switch (m.code_kind) {
+    case VN_CODE_INT4:
+      return either(std::integral_constant<int, VN_CODE_INT4>{});
+    case VN_CODE_UINT4:
+      return always(std::integral_constant<int, VN_CODE_UINT4>{});
+    case VN_CODE_IQ4:
+      return never(std::integral_constant<int, VN_CODE_IQ4>{});
+    case VN_CODE_E2M1:
+      return never(std::integral_constant<int, VN_CODE_E2M1>{});
+    case VN_CODE_NF4:
+      return never(std::integral_constant<int, VN_CODE_NF4>{});
+    case VN_CODE_ODD4:
+      return never(std::integral_constant<int, VN_CODE_ODD4>{});
+    case VN_CODE_E4M3:
+      return never(std::integral_constant<int, VN_CODE_E4M3>{});
+    case VN_CODE_INT6:
+      return either(std::integral_constant<int, VN_CODE_INT6>{});
+    case VN_CODE_UINT2:
+      return always(std::integral_constant<int, VN_CODE_UINT2>{});
+    case VN_CODE_INT2:
+      return never(std::integral_constant<int, VN_CODE_INT2>{});
+    case VN_CODE_INT3:
+      return never(std::integral_constant<int, VN_CODE_INT3>{});
+    case VN_CODE_IQ1:
+      return never(std::integral_constant<int, VN_CODE_IQ1>{});
+    case VN_CODE_IQ2:
+      return never(std::integral_constant<int, VN_CODE_IQ2>{});
+    case VN_CODE_IQ2_XXS:
+      return never(std::integral_constant<int, VN_CODE_IQ2_XXS>{});
+    case VN_CODE_IQ3_XXS:
+      return never(std::integral_constant<int, VN_CODE_IQ3_XXS>{});
+    default:
+      return either(std::integral_constant<int, VN_CODE_INT8>{});
   }
-  if (m.code_kind == VN_CODE_UINT4) {
-    return body(integral_constant<int, VN_CODE_UINT4>{}, bool_constant<true>{});
-  }
-  if (m.code_kind == VN_CODE_IQ4) {
-    return body(integral_constant<int, VN_CODE_IQ4>{}, bool_constant<false>{});
-  }
-  if (m.code_kind == VN_CODE_E2M1) {
-    return body(integral_constant<int, VN_CODE_E2M1>{}, bool_constant<false>{});
-  }
-  if (m.code_kind == VN_CODE_NF4) {
-    return body(integral_constant<int, VN_CODE_NF4>{}, bool_constant<false>{});
-  }
-  if (m.code_kind == VN_CODE_E4M3) {
-    return body(integral_constant<int, VN_CODE_E4M3>{}, bool_constant<false>{});
-  }
-  if (m.code_kind == VN_CODE_INT6) {
-    if (has_offset) return body(integral_constant<int, VN_CODE_INT6>{}, bool_constant<true>{});
-    return body(integral_constant<int, VN_CODE_INT6>{}, bool_constant<false>{});
-  }
-  if (has_offset) return body(integral_constant<int, VN_CODE_INT8>{}, bool_constant<true>{});
-  body(integral_constant<int, VN_CODE_INT8>{}, bool_constant<false>{});
 }
 
 // Products with outputs row .. row + count - 1 of a packed matrix; y[r][first + i] is output row + i.

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "aligned.h"
+#include "units.h"
 #include "vec.h"
 #include "vllm_native.h"
 
@@ -32,9 +33,10 @@ enum CodeFetch { kFetchNone, kFetchNext, kFetchLater };
 constexpr int64_t kNextWords = 1024, kLaterWords = 4096;
 
 // Calls body with what reads sixteen scales (or offsets) at a place, of a type of its own for each
-// kind of them. steps: of e4m3 ones, what the eight mantissas stand for.
+// kind of them. steps: of e4m3 ones, what the eight mantissas stand for. unit_words: of those in codes.
 template <typename Body>
-VN_INLINE void with_scales(int32_t kind, const void* values, const float* steps, Body&& body) {
+VN_INLINE void with_scales(int32_t kind, const void* values, const float* steps, int64_t unit_words,
+                           Body&& body) {
   const uint8_t* bytes = static_cast<const uint8_t*>(values);
   const uint16_t* halves = static_cast<const uint16_t*>(values);
   const float* floats = static_cast<const float*>(values);
@@ -43,16 +45,20 @@ VN_INLINE void with_scales(int32_t kind, const void* values, const float* steps,
   if (kind == VN_SCALE_INT8) return body([=](int64_t at) VN_NOW { return load_int8(bytes + at); });
   if (kind == VN_SCALE_F32) return body([=](int64_t at) VN_NOW { return load(floats + at); });
   if (kind == VN_SCALE_E8M0) return body([=](int64_t at) VN_NOW { return load_e8m0(bytes + at); });
+  if (kind == VN_SCALE_LOW4) return body([=](int64_t at) VN_NOW { return load_nibbles<0>(bytes + at); });
+  if (kind == VN_SCALE_HIGH4) return body([=](int64_t at) VN_NOW { return load_nibbles<1>(bytes + at); });
+  if (kind == VN_SCALE_IN_CODES) {
+    const uint32_t* lines = static_cast<const uint32_t*>(values);
+    return body([=](int64_t at) VN_NOW {
+      const Vec own = load_top_nibbles(lines + at / kPanel * kPanel * unit_words + at % kPanel);
+      return add(add(own, own), fill(1.0f));
+    });
+  }
   body([=](int64_t at) VN_NOW { return load_steps(bytes + at, steps); });
 }
 
 inline int scale_bytes(int32_t kind) {
   return kind == VN_SCALE_F32 ? 4 : kind == VN_SCALE_F16 || kind == VN_SCALE_BF16 ? 2 : 1;
-}
-
-inline int unit_codes(int32_t kind) {
-  if (kind == VN_CODE_INT6) return kUnitCodes<VN_CODE_INT6>;
-  return kind == VN_CODE_INT8 || kind == VN_CODE_E4M3 ? 4 : 8;
 }
 
 // A panel of a matrix, with what its groups are read by.
@@ -63,8 +69,8 @@ struct PanelView {
   PanelView(const vn_matrix& matrix, int64_t panel)
       : m(*static_cast<const vn_panels*>(matrix.data)),
         cols(matrix.cols),
-        units(ceil_div(matrix.cols, unit_codes(m.code_kind))),
-        words(units * (m.code_kind == VN_CODE_INT6 ? kUnitWords<VN_CODE_INT6> : 1)),
+        units(ceil_div(matrix.cols, unit_shape(m.code_kind).codes)),
+        words(count_words(m.code_kind, units)),
         groups(ceil_div(matrix.cols, m.group)),
         factors(ceil_div(groups, m.factor_groups)),
         index(panel) {}
@@ -74,20 +80,24 @@ struct PanelView {
   }
   template <int Kind, CodeFetch kAsks>
   VN_INLINE Unit<Kind> unit(int64_t at, int vec) const {
-    Unit<Kind> unit;
-    each<kUnitWords<Kind>>([&](auto w) VN_NOW {
-      const uint32_t* line = codes(at * kUnitWords<Kind> + w, vec);
-      if constexpr (kAsks == kFetchNext) __builtin_prefetch(line + kNextWords, 0, 3);
-      if constexpr (kAsks == kFetchLater) __builtin_prefetch(line + kLaterWords, 0, 2);
-      unit.words[w] = load_words(line);
-    });
-    return unit;
+    Words stored[kUnitWords<Kind>];
+    if constexpr (unit_shape(Kind).shares_word) {
+      const int64_t first = at / 2 * 3;
+      stored[0] = line<kAsks>(first + at % 2, vec);
+      stored[1] = shifted_by(line<kAsks>(first + 2, vec), static_cast<int>(at % 2) * 4);
+    } else {
+      each<kUnitWords<Kind>>([&](auto w) VN_NOW {
+        stored[w] = line<kAsks>(at * kUnitWords<Kind> + w, vec);
+      });
+    }
+    return make_unit<Kind>(stored, m.codebook);
   }
   // Widens the scales, and what is added to weights, of some groups: out [count, 64].
   void widen_scales(int64_t g, int64_t count, float* out) const {
-    with_scales(m.scale_kind, m.scales, steps(), [&](auto read) VN_NOW {
+    const int64_t unit_words = unit_shape(m.code_kind).words;
+    with_scales(m.scale_kind, m.scales, steps(), unit_words, [&](auto read) VN_NOW {
       each_sixteen(g, count, [&](int64_t i, int64_t at, int64_t factor_at) VN_NOW {
-        const Vec own = read(at);
+        const Vec own = mul(read(at), fill(m.scale_step));
         const bool is_whole = m.scale_factors == nullptr;
         store(out + i, is_whole ? own : mul(own, load_half(m.scale_factors + factor_at)));
       });
@@ -95,12 +105,13 @@ struct PanelView {
   }
   // Asks for the scales (or offsets) behind some groups, of which the codes come before theirs do.
   void fetch_next(const void* values, int32_t kind, int64_t g, int64_t count) const {
+    if (kind == VN_SCALE_IN_CODES) return;
     const int64_t group_bytes = kPanel * scale_bytes(kind);
     const char* next = static_cast<const char*>(values) + (index * groups + g + count) * group_bytes;
     for (int64_t at = 0; at < count * group_bytes; at += 64) __builtin_prefetch(next + at, 0, 2);
   }
   void widen_offsets(int64_t g, int64_t count, const float* scales, float* out) const {
-    with_scales(m.offset_kind, m.offsets, nullptr, [&](auto read) VN_NOW {
+    with_scales(m.offset_kind, m.offsets, nullptr, 1, [&](auto read) VN_NOW {
       each_sixteen(g, count, [&](int64_t i, int64_t at, int64_t factor_at) VN_NOW {
         const Vec own = read(at);
         if (m.offset_factors != nullptr) {
@@ -115,6 +126,13 @@ struct PanelView {
   }
 
  private:
+  template <CodeFetch kAsks>
+  VN_INLINE Words line(int64_t word, int vec) const {
+    const uint32_t* own = codes(word, vec);
+    if constexpr (kAsks == kFetchNext) __builtin_prefetch(own + kNextWords, 0, 3);
+    if constexpr (kAsks == kFetchLater) __builtin_prefetch(own + kLaterWords, 0, 2);
+    return load_words(own);
+  }
   const float* steps() const {
     return m.scale_steps == nullptr ? nullptr : m.scale_steps + index * kSteps;
   }

@@ -17,6 +17,7 @@ namespace vn {
 struct Units {
   bool tiles = false;  // the matrix unit
   bool byte_dots = false;  // AVX-512 VNNI
+  bool byte_tables = false;  // and VBMI
   bool byte_tiles = false;  // the matrix unit for inputs of eight bits
   // Reads a stream as fast as memory gives it, and slower where a program asks for lines ahead: AMD's
   // do. Intel's need to be asked.

@@ -44,15 +44,7 @@ VN_INLINE void each_tile(int64_t rows, Body&& body, int64_t row = 0) {
   }
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Codes are read by units: so many of one output, in so many words of 32 bits. Sixteen of six bits
-// are three words: two of low nibbles, then one of the pairs of high bits.
-template <int Kind>
-constexpr int kUnitCodes =
-    Kind == VN_CODE_INT8 || Kind == VN_CODE_E4M3 ? 4 : Kind == VN_CODE_INT6 ? 16 : 8;
-template <int Kind>
-constexpr int kUnitWords = Kind == VN_CODE_INT6 ? 3 : 1;
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // bitsandbytes' "normal float" of four bits: quantiles of a normal distribution, of which the largest
 // is 1.
@@ -177,6 +169,8 @@ VN_INLINE __m512 nibble_values() {
     return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   } else if constexpr (Kind == VN_CODE_IQ4) {
     return _mm512_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+  } else if constexpr (Kind == VN_CODE_ODD4) {
+    return _mm512_setr_ps(-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15);
   } else if constexpr (Kind == VN_CODE_NF4) {
     return _mm512_loadu_ps(kNf4Values);
   } else {
@@ -401,6 +395,11 @@ VN_INLINE __m256 code_of_half(__m256i w) {
       const __m256 second = _mm256_setr_ps(1, 13, 25, 38, 53, 69, 89, 113);
       return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, low),
                               _mm256_permutevar8x32_ps(second, low), top);
+    } else if constexpr (Kind == VN_CODE_ODD4) {
+      const __m256 first = _mm256_setr_ps(-15, -13, -11, -9, -7, -5, -3, -1);
+      const __m256 second = _mm256_setr_ps(1, 3, 5, 7, 9, 11, 13, 15);
+      return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, low),
+                              _mm256_permutevar8x32_ps(second, low), top);
     } else if constexpr (Kind == VN_CODE_NF4) {
       return _mm256_blendv_ps(_mm256_permutevar8x32_ps(_mm256_loadu_ps(kNf4Values), low),
                               _mm256_permutevar8x32_ps(_mm256_loadu_ps(kNf4Values + 8), low), top);
@@ -560,6 +559,7 @@ inline float widen_code(uint32_t word) {
     if constexpr (Kind == VN_CODE_INT4) return static_cast<float>(code < 8 ? code : code - 16);
     if constexpr (Kind == VN_CODE_UINT4) return static_cast<float>(code);
     if constexpr (Kind == VN_CODE_IQ4) return static_cast<float>(kIq4Values[code]);
+    if constexpr (Kind == VN_CODE_ODD4) return static_cast<float>(2 * code - 15);
     if constexpr (Kind == VN_CODE_NF4) return kNf4Values[code];
     return widen_e2m1(code);
   }
@@ -635,21 +635,6 @@ VN_INLINE void sum_sixteen(const Vec* v, float* out) {
   sum_eight(v + 8, out + 8);
 }
 #endif
-
-// A unit of codes of sixteen outputs, its words a line of a panel apart.
-template <int Kind>
-struct Unit {
-  Words words[kUnitWords<Kind>];
-};
-template <int Kind, int J>
-VN_INLINE Vec value_of(const Unit<Kind>& unit) {
-  if constexpr (Kind == VN_CODE_INT6) {
-    const Words four = six_bits<J / 8 * 2 + J % 2>(unit.words[J / 8], unit.words[2]);
-    return code_of<VN_CODE_INT6, J % 8 / 2>(four);
-  } else {
-    return code_of<Kind, J>(unit.words[0]);
-  }
-}
 
 // out[i] = sum of vector i, for any number of them.
 template <int N>

@@ -45,7 +45,8 @@ namespace {
 #if defined(__x86_64__)
 // Asked of the processor itself: not every compiler's runtime answers __builtin_cpu_supports.
 struct Features {
-  bool avx2 = false, avx512 = false, vnni = false, amx = false, amx_int8 = false, is_amd = false;
+  bool avx2 = false, avx512 = false, vnni = false, vbmi = false, amx = false, amx_int8 = false;
+  bool is_amd = false;
 
   Features() {
     unsigned a, b, c, d;
@@ -63,6 +64,7 @@ struct Features {
     const bool has_all = b >> 16 & 1 && b >> 17 & 1 && b >> 30 & 1 && b >> 31 & 1;  // F DQ BW VL
     avx512 = avx2 && (low & 0xe0) == 0xe0 && has_all;
     vnni = avx512 && c >> 11 & 1;
+    vbmi = vnni && c >> 1 & 1;
     // The matrix unit: 0x60000 its registers; BF16, TILE; INT8.
     const bool has_unit = (low & 0x60000) == 0x60000 && d >> 22 & 1 && d >> 24 & 1;
     amx = vnni && has_unit && vn::has_tiles();
@@ -79,7 +81,11 @@ std::vector<Choice> list_choices() {
   vn::Units plain, dots, all;
   plain.fetches_alone = dots.fetches_alone = all.fetches_alone = features.is_amd;
   dots.byte_dots = all.byte_dots = all.tiles = true;
+  all.byte_tables = features.vbmi;
+  vn::Units tables = dots;
+  tables.byte_tables = true;
   choices.push_back({"amx", &vn::kAvx512Build, all, features.amx});
+  choices.push_back({"vbmi", &vn::kAvx512Build, tables, features.vbmi});
   choices.push_back({"vnni", &vn::kAvx512Build, dots, features.vnni});
   choices.push_back({"avx512", &vn::kAvx512Build, plain, features.avx512});
   choices.push_back({"avx2", &vn::kAvx2Build, plain, features.avx2});

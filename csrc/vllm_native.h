@@ -55,7 +55,19 @@ enum vn_code_kind {
   VN_CODE_E2M1 = 4,
   VN_CODE_INT6 = 5,
   VN_CODE_E4M3 = 6,
-  VN_CODE_NF4 = 7
+  VN_CODE_NF4 = 7,
+  // 2q - 15 for q of four bits.
+  VN_CODE_ODD4 = 8,
+  // Of less than four bits; how they lie in words: csrc/units.h. 0 to 3, and -1 to 2:
+  VN_CODE_UINT2 = 9,
+  VN_CODE_INT2 = 10,
+  // -4 to 3, and numbers in tables of eight:
+  VN_CODE_INT3 = 11,
+  VN_CODE_IQ1 = 12,
+  VN_CODE_IQ2 = 13,
+  // Indexes into a codebook, with signs:
+  VN_CODE_IQ2_XXS = 14,
+  VN_CODE_IQ3_XXS = 15
 };
 // What a product's inputs are rounded to: a property of the matrix. Bytes: multiples of a 127th of the
 // largest of a row, or of a row's group.
@@ -70,7 +82,11 @@ enum vn_scale_kind {
   VN_SCALE_BF16 = 2,
   VN_SCALE_INT8 = 3,
   VN_SCALE_E8M0 = 4,
-  VN_SCALE_E4M3 = 5  // with scale_steps
+  VN_SCALE_E4M3 = 5,  // with scale_steps
+  VN_SCALE_LOW4 = 6,   // the low nibbles of bytes, and the high ones
+  VN_SCALE_HIGH4 = 7,
+  // 2s + 1, s the top nibbles of a unit's last word: `scales` is the first such line of `codes`.
+  VN_SCALE_IN_CODES = 8
 };
 
 // A matrix packed for products: outputs in lanes, 64 to a panel, padded with zero codes. P panels,
@@ -79,7 +95,7 @@ enum vn_scale_kind {
 typedef struct {
   // [P, words, 64]; a word: 8 inputs of one output (of bytes 4), lowest first. INT6: 16 inputs are three
   // words, two of low nibbles and one of high pairs: byte b holds, from its lowest bits, those of
-  // inputs 2b, 2b + 1, 8 + 2b, 9 + 2b; codes are lifted by 32.
+  // inputs 2b, 2b + 1, 8 + 2b, 9 + 2b; codes are lifted by 32. Less than four bits: csrc/units.h.
   const uint32_t* codes;
   const void* scales;     // [P, G, 64] of scale_kind
   const uint16_t* scale_factors;   // fp16 [P, F, 64]: scales are multiplied by it; or null
@@ -92,6 +108,10 @@ typedef struct {
   int32_t code_kind, scale_kind, offset_kind;
   int32_t group, factor_groups;
   int32_t input_kind;  // of bytes: at most 131,072 inputs to a group
+  float scale_step;    // what all scales are multiplied by: a power of two
+  int32_t unused;
+  // Of kinds with indexes: two tables of 256 bytes (units.h); or null.
+  const uint8_t* codebook;
 } vn_panels;
 
 // A matrix [rows, cols] that maps cols inputs to rows outputs.

@@ -18,6 +18,14 @@ _KINDS = {
     "int6": "six bits",
     "e2m1": "four bits, floats",
     "iq4": "four bits, a table",
+    "odd4": "four bits, odd numbers",
+    "uint2": "two bits",
+    "int2": "two bits",
+    "int3": "three bits",
+    "iq1": "three bits, a table",
+    "iq2": "three bits, a table",
+    "iq2_xxs": "the file's indexes",
+    "iq3_xxs": "the file's indexes",
 }
 
 

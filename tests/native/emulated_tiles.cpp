@@ -107,6 +107,8 @@ void multiply_bf16(int, int, int) { require(false, "only products of bytes are c
 #define _tile_dpbssd emulated::multiply_bytes
 #define _tile_dpbf16ps emulated::multiply_bf16
 
+#define VN_BUILD vnni
+#define VN_DOT_BYTE_PANEL dot_byte_panel_vnni
 #include "../../csrc/bytes_vnni.cpp"
 #include "../../csrc/tiles.cpp"
 
@@ -137,8 +139,8 @@ bool compare(const Case& own, int64_t rows) {
     return std::uniform_real_distribution<float>(low, high)(draw);
   };
   constexpr int64_t kOutputs = 2 * vnni::kPanel;
-  const int64_t units = vnni::ceil_div(own.cols, vnni::unit_codes(own.kind));
-  const int64_t words = units * (own.kind == VN_CODE_INT6 ? 3 : 1);
+  const int64_t units = vnni::ceil_div(own.cols, vnni::unit_shape(own.kind).codes);
+  const int64_t words = vnni::count_words(own.kind, units);
   const int64_t groups = vnni::ceil_div(own.cols, own.group);
   std::vector<uint32_t> codes(words * kOutputs);
   std::vector<float> scales(groups * kOutputs), offsets(groups * kOutputs);
@@ -152,6 +154,7 @@ bool compare(const Case& own, int64_t rows) {
   panels.code_kind = own.kind;
   panels.group = own.group;
   panels.factor_groups = 1;
+  panels.scale_step = 1;
   panels.input_kind = own.is_by_row ? VN_INPUT_BYTES_BY_ROW : VN_INPUT_BYTES_BY_GROUP;
   vn_matrix matrix = {};
   matrix.data = &panels;

@@ -23,7 +23,9 @@ def rounding(source: PackedRows, inputs: Inputs) -> PackedRows:
 
 def find_largest(source: PackedRows) -> float:
     """Returns no less than any product of a code and its scale, plus its offset."""
-    largest = float(source.scales.values.float().abs().max()) * 128
+    # Those in codes are odd and of five bits.
+    numbers = 31 if source.scales.part == "codes" else source.scales.values.float().abs().max()
+    largest = float(numbers) * source.scales.step * 128
     if source.scales.factors is not None:
         largest *= float(source.scales.factors.abs().max())
     if source.scales.steps is not None:
@@ -81,6 +83,16 @@ def test_every_code_meets_every_place_of_a_word(inputs: Inputs) -> None:
         for build in builds():
             got = multiply(build, one_hot, source).T
             torch.testing.assert_close(got, decode(source), atol=0, rtol=3e-7)
+
+
+@pytest.mark.parametrize("inputs", FORMS)
+def test_every_low_code_meets_every_place_of_a_unit(inputs: Inputs) -> None:
+    for case in CASES[CASES.index(("odd4", "k", "none")) :]:
+        source = rounding(make_packed(case[0], 64, 96, 32, *case[1:]), inputs)
+        one_hot = torch.eye(96)
+        for build in builds():
+            got = multiply(build, one_hot, source).T
+            torch.testing.assert_close(got, decode(source), atol=1e-5, rtol=3e-7)
 
 
 def test_rounding_at_its_edges() -> None:

@@ -27,7 +27,7 @@ def multiply(context: NativeContext, x: torch.Tensor, weight: torch.Tensor) -> t
 
 def builds() -> list[str]:
     found = []
-    for name in ("amx", "vnni", "avx512", "avx2", "portable"):
+    for name in ("amx", "vbmi", "vnni", "avx512", "avx2", "portable"):
         try:
             found.append(make_context(1, name).vector_build)
         except EngineError:

@@ -93,5 +93,12 @@ def test_a_library_of_another_interface(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_library_that_fits_names_its_vector_build() -> None:
     library = loader.load_library()
     assert library is not None
-    assert loader.find_vector_build(library) in ("amx", "vnni", "avx512", "avx2", "portable")
+    assert loader.find_vector_build(library) in (
+        "amx",
+        "vbmi",
+        "vnni",
+        "avx512",
+        "avx2",
+        "portable",
+    )
     assert f"Native   {loader.find_vector_build(library)} build\n" in make_report()

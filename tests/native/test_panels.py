@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native.test_library import builds, make_context
+from vllm.model_executor.layers.quantization.low_bit_words import LOW_BIT_KINDS
 from vllm.model_executor.layers.quantization.panels import (
     CodedRows,
     GroupValues,
@@ -15,6 +16,7 @@ from vllm.model_executor.layers.quantization.panels import (
     pack_nibbles,
     pack_six_bits,
     scale_e4m3,
+    unit_of,
 )
 from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
 from vllm.native.tensors import TensorBinder
@@ -45,11 +47,31 @@ def make_packed(
     if kind == "e4m3":
         codes[codes & 127 == 127] = 0  # no numbers
     pack = {4: pack_nibbles, 6: pack_six_bits, 8: pack_bytes}[bits]
-    words = pack(codes)
+    unit = unit_of(kind)
+    if kind in LOW_BIT_KINDS:
+        # Any word is one of codes, beyond the width too.
+        shape = (rows, unit.count_words(width))
+        words = torch.randint(-(2**31), 2**31, shape, generator=generator).int()
+    else:
+        words = pack(codes)
+    group = max(group, unit.num_codes)
+    if scale_type == "codes":
+        group = unit.num_codes
     num_groups = -(-width // group)
+
+    nibbles = torch.randint(0, 256, (rows, num_groups), generator=generator).byte()
 
     def draw(kind: str) -> GroupValues:
         values = torch.rand(rows, num_groups, generator=generator) + 0.5
+        factors = values[:, ::8].half().contiguous()
+        if kind in ("low", "high"):
+            return GroupValues(nibbles, factors if kind == "low" else -factors, 8, part=kind)
+        if kind == "codes":
+            last = words.view(rows, -1, unit.num_words)[..., -1]
+            return GroupValues(last, factors, 8, part=kind, step=0.125)
+        if kind == "odd":
+            small = torch.randint(0, 16, (rows, num_groups), generator=generator) * 2 + 1
+            return GroupValues(small.to(torch.int8), factors, 8, step=0.125)
         if kind == "k":
             small = torch.randint(-32, 32, (rows, num_groups), generator=generator).to(torch.int8)
             return GroupValues(small, values[:, ::8].half().contiguous(), 8)
@@ -121,6 +143,14 @@ CASES: list[tuple[CodeKind, str, str]] = [
     ("e4m3", "f32", "none"),
     ("e4m3", "e8m0", "none"),
     ("nf4", "f32", "none"),
+    ("odd4", "k", "none"),
+    ("uint2", "low", "high"),
+    ("int2", "f16", "none"),
+    ("int3", "k", "none"),
+    ("iq1", "odd", "none"),
+    ("iq2", "odd", "none"),
+    ("iq2_xxs", "codes", "none"),
+    ("iq3_xxs", "codes", "none"),
 ]
 
 

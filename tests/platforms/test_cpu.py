@@ -1,9 +1,15 @@
 """The CPU's memory, threads and pool."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import gguf  # an oracle of the tests, in requirements/dev.txt
+import numpy as np
 import pytest
 import torch
 
-from vllm.config import CacheConfig, ParallelConfig, VllmConfig
+from vllm.config import CacheConfig, LoadConfig, ModelConfig, ParallelConfig, VllmConfig
+from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
 
 GIB = 1 << 30
@@ -67,3 +73,27 @@ def test_pool_is_zero_aligned_and_costs_nothing_until_written() -> None:
     assert not pool[5].any()
     pool[5] = 1
     assert int(pool[5].sum()) == 1 << 20
+
+
+def test_a_file_that_memory_cannot_hold_is_refused_by_its_header(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3")
+    # 3 MiB of halves, which are widened.
+    writer.add_tensor("token_embd.weight", np.zeros((1024, 1536), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = ModelConfig(model=str(path), hf_config={"model_type": "qwen3"})
+    config = VllmConfig(model_config=model)
+    platform = CpuPlatform()
+    monkeypatch.setattr(CpuPlatform, "total_memory_bytes", lambda self: 6 << 20)
+    platform.check_and_update_config(config)
+    monkeypatch.setattr(CpuPlatform, "total_memory_bytes", lambda self: (6 << 20) - 1)
+    with pytest.raises(ConfigError, match=r"model\.gguf take at least 0\.0 GiB, and this machine"):
+        platform.check_and_update_config(config)
+    # Random weights come from no file.
+    dummy = replace(config, load_config=LoadConfig(load_format="dummy"))
+    platform.check_and_update_config(dummy)

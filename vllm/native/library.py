@@ -27,7 +27,7 @@ class NativeContext:
     Args:
         library: A loaded library.
         num_threads: Threads that compute, the caller's among them.
-        build: "amx", "vnni", "avx512", "avx2" or "portable"; None: the best that runs here; or
+        build: "amx", "vbmi", "vnni", "avx512", "avx2" or "portable"; None: the best here; or
             "amx-int8", which is never chosen by itself.
 
     Raises:

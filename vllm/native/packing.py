@@ -19,8 +19,7 @@ def find_block_packer(num_threads: int) -> BlockPacker | None:
 
     def pack(type_name: str, rows: torch.Tensor) -> torch.Tensor:
         form, (num_rows, row_bytes) = BLOCK_FORMS[type_name], rows.shape
-        unit = unit_of(form.kind)
-        num_words = unit.count(form.count_columns(row_bytes)) * unit.num_words
+        num_words = unit_of(form.kind).count_words(form.count_columns(row_bytes))
         panels = allocate_beside((-(-num_rows // PANEL), num_words, PANEL), torch.int32)
         blocks = address_of(rows, torch.uint8, num_rows, row_bytes)
         status = library.vn_pack_blocks(

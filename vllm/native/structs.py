@@ -43,6 +43,9 @@ class Panels(ctypes.Structure):
     _fields_ = (
         *_pointers("codes scales scale_factors offsets offset_factors order scale_steps"),
         *_int32s("code_kind scale_kind offset_kind group factor_groups input_kind"),
+        ("scale_step", c_float),
+        ("unused", c_int32),
+        ("codebook", c_void_p),
     )
 
 

@@ -15,6 +15,7 @@ from vllm.exceptions import InvariantError
 from vllm.model_executor.layers.hyper_connections import HyperConnection, HyperHead
 from vllm.model_executor.layers.linear import ReplicatedLinear, StoredLinear
 from vllm.model_executor.layers.quantization.bf16_panels import Bf16Panels, PackedWeights
+from vllm.model_executor.layers.quantization.low_bit_words import make_codebook
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import GroupValues, PackedRows
 from vllm.model_executor.layers.quantization.storages import (
@@ -56,6 +57,14 @@ _CODE_KINDS = {
     "int6": 5,
     "e4m3": 6,
     "nf4": 7,
+    "odd4": 8,
+    "uint2": 9,
+    "int2": 10,
+    "int3": 11,
+    "iq1": 12,
+    "iq2": 13,
+    "iq2_xxs": 14,
+    "iq3_xxs": 15,
 }
 _INPUT_KINDS = {"whole": 0, "bytes by row": 1, "bytes by group": 2}
 _SCALE_KINDS = {
@@ -66,6 +75,7 @@ _SCALE_KINDS = {
     torch.uint8: 4,
     torch.float8_e4m3fn: 5,
 }
+_SCALE_PARTS = {"low": 6, "high": 7, "codes": 8}
 
 
 def address_of(tensor: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
@@ -235,21 +245,25 @@ class TensorBinder:
         return _bind_codes(source)
 
     def _panels(self, source: PackedRows) -> Matrix:
-        offsets = source.offsets or GroupValues(source.scales.values)
+        offsets = source.offsets
+        fans = [part.fan for part in (source.scales, offsets) if part is not None]
         packed = Panels(
             codes=source.codes.data_ptr(),
             scales=source.scales.values.data_ptr(),
             scale_factors=_address_or_none(source.scales.factors),
-            offsets=_address_or_none(None if source.offsets is None else offsets.values),
-            offset_factors=_address_or_none(offsets.factors),
+            offsets=_address_or_none(None if offsets is None else offsets.values),
+            offset_factors=_address_or_none(None if offsets is None else offsets.factors),
             order=_address_or_none(source.order),
             scale_steps=_address_or_none(source.scales.steps),
             code_kind=_CODE_KINDS[source.kind],
-            scale_kind=_SCALE_KINDS[source.scales.values.dtype],
-            offset_kind=_SCALE_KINDS[offsets.values.dtype],
+            scale_kind=_scale_kind(source.scales),
+            offset_kind=_scale_kind(offsets or source.scales),
             group=source.group,
-            factor_groups=max(source.scales.fan, offsets.fan),
+            factor_groups=max(fans),
             input_kind=_INPUT_KINDS[source.inputs],
+            scale_step=source.scales.step,
+            # Made once, and kept by what makes it.
+            codebook=_address_or_none(make_codebook(source.kind)),
         )
         self.panels.append(packed)
         return Matrix(
@@ -333,6 +347,12 @@ def _bind_panels(panels: Bf16Panels) -> Matrix:
         row_stride=panels.num_columns,
         kind=BF16_PANELS,
     )
+
+
+def _scale_kind(numbers: GroupValues) -> int:
+    if numbers.part == "whole":
+        return _SCALE_KINDS[numbers.values.dtype]
+    return _SCALE_PARTS[numbers.part]
 
 
 def _address_or_none(tensor: torch.Tensor | None) -> int | None:

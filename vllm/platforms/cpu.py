@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm import envs
+from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.platforms.host_cpus import bind_to, count_usable_cores, parse_binding
 from vllm.platforms.host_memory import read_host_memory
 from vllm.platforms.interface import Platform
+from vllm.utils.gguf_file import count_least_bytes, is_gguf, read_gguf
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +41,30 @@ class CpuPlatform(Platform):
     def default_dtype(self, config: VllmConfig) -> str:
         """Return float32: bf16 matmuls are no faster on most hosts, and less exact."""
         return "float32"
+
+    def check_and_update_config(self, config: VllmConfig) -> VllmConfig:
+        """See ``Platform``; also refuses a GGUF file whose weights this machine cannot hold.
+
+        Its header says what they take: without, minutes of reading would end in the kernel's kill.
+        """
+        config = super().check_and_update_config(config)
+        model = config.model_config
+        if model is not None and config.load_config.load_format != "dummy":
+            path = model.path or model.model
+            if is_gguf(path):
+                self._check_weights_fit(path, config.parallel_config.num_local_cores)
+        return config
+
+    def _check_weights_fit(self, path: str, num_cores: int) -> None:
+        least = num_cores * count_least_bytes(read_gguf(path))
+        total = self.total_memory_bytes()
+        if least > total:
+            cores = f" by each of {num_cores} engine cores" if num_cores > 1 else ""
+            raise ConfigError(
+                f"The weights of {path}{cores} take at least {least / GIB:.1f} GiB, and this "
+                f"machine has {total / GIB:.1f} GiB of memory: serve a file of fewer bits a "
+                "weight or a smaller model, or take a machine with more memory."
+            )
 
     def make_device(self, local_rank: int) -> torch.device:
         """Return the one CPU device."""

@@ -99,6 +99,10 @@ _OTHER_TYPES: Mapping[int, str] = MappingProxyType(
 )
 
 
+# Tables of which a step reads its tokens' rows from the file.
+_STAY_IN_FILES = ("per_layer_token_embd.weight",)
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """A tensor as a file's header describes it.
@@ -166,6 +170,18 @@ def read_gguf(path: str | Path) -> GgufFile:
     if declared != len(tensors):
         raise _broken(first, f"its parts hold {len(tensors)} tensors of {declared}")
     return GgufFile(first, parts[0].keys, MappingProxyType(tensors))
+
+
+def count_least_bytes(file: GgufFile) -> int:
+    """Return how many bytes of a processor's memory the tensors take at the least.
+
+    Blocks are kept in no fewer bytes than the file has; halves are widened.
+    """
+    return sum(
+        tensor.num_bytes * (2 if tensor.type.name == "F16" else 1)
+        for tensor in file.tensors.values()
+        if tensor.name not in _STAY_IN_FILES
+    )
 
 
 def find_parts(first: Path) -> tuple[Path, ...]:

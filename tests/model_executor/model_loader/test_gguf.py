@@ -94,6 +94,8 @@ def load(path: Path, *, drafts: bool = False) -> DecoderForCausalLM:
 
 # The package does not know it.
 KNOWN = [name for name in BLOCK_FORMS if name != "Q2_0"]
+KEPT_AS_DIGITS = {"IQ2_XS": 1.55, "IQ2_S": 1.4, "IQ3_S": 1.26, "IQ1_S": 2.13, "IQ1_M": 2.04}
+KEPT_AS_DIGITS |= {"TQ1_0": 1.23, "Q1_0": 1.89}
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -105,11 +107,32 @@ def test_every_type_has_the_values_of_its_definition(name: str) -> None:
     rows = torch.empty(70, width)
     packed.write_rows(0, rows)
     assert torch.equal(rows, torch.from_numpy(dequantize(blocks, kind)))
-    if name in LOW_BIT_FORMS:
-        return
-    # What is kept is little more than the file has (a code of five bits takes six).
-    most = {"Q5_0": 1.19, "Q5_1": 1.17, "Q5_K": 1.21}.get(name, 1.04)
-    assert packed.nbytes * 70 / 128 <= blocks.nbytes * most
+    # What is kept is little more than the file has (a code of five bits takes six); of some types
+    # the digits that indexes stand for are kept.
+    most = {"Q5_0": 1.19, "Q5_1": 1.17, "Q5_K": 1.21} | KEPT_AS_DIGITS
+    assert packed.nbytes * 70 / 128 <= blocks.nbytes * most.get(name, 1.04)
+
+
+def test_accelerators_get_the_same_values_in_codes_that_they_take() -> None:
+    for name in KNOWN:
+        kind = Type[name]
+        blocks = random_blocks(kind, 3, 2 * GGML_QUANT_SIZES[kind][0], 3, 1.0)
+        coded = read_blocks(name, torch.from_numpy(blocks)).for_accelerators()
+        packed = PackedRows(coded, name)
+        assert packed.find_stack() is not None
+        rows = torch.empty(3, packed.num_columns)
+        packed.write_rows(0, rows)
+        assert torch.equal(rows, torch.from_numpy(dequantize(blocks, kind)))
+
+
+def test_numbers_that_share_their_bytes_are_kept_once() -> None:
+    blocks = torch.from_numpy(random_blocks(Type.Q2_K, 130, 512, 3, 1.0))
+    for order in (torch.arange(130), torch.arange(130).flip(0)):
+        rows = read_blocks("Q2_K", blocks).take_rows(order)
+        packed = PackedRows(rows, "w")
+        assert packed.offsets is not None
+        assert packed.offsets.values.data_ptr() == packed.scales.values.data_ptr()
+        assert packed.nbytes == 192 * 2 * 84
 
 
 def test_codes_of_two_bits_are_read_lowest_first() -> None:

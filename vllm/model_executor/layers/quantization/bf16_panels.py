@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from vllm.model_executor.layers.quantization.panels import allocate_beside, view_as
+from vllm.model_executor.layers.quantization.decode import view_as
+from vllm.model_executor.layers.quantization.panels import allocate_beside
 from vllm.model_executor.layers.quantization.storages import WholeInputs
 from vllm.v1.attention.ops.stored import PANEL, RowSource
 

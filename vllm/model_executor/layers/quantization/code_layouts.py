@@ -12,6 +12,7 @@ Codes become two's complement, so that a symmetric matrix has no zero points lef
 import torch
 
 from vllm.exceptions import CheckpointError
+from vllm.model_executor.layers.quantization.decode import view_as
 from vllm.model_executor.layers.quantization.nibble_words import turn_awq_words
 from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
@@ -23,7 +24,6 @@ from vllm.model_executor.layers.quantization.panels import (
     scale_e4m3,
     unit_of,
     unpack_nibbles,
-    view_as,
 )
 from vllm.v1.attention.ops.stored import CodeKind
 

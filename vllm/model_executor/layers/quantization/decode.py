@@ -171,3 +171,14 @@ def decode_fp8_blocks(
         stop = (first_block + index + 1) * block_rows - first_row
         values[start:stop].mul_(factors[index])
     return values
+
+
+def view_as(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the bytes of a tensor's rows as values of another type."""
+    values = values.contiguous()
+    is_apart = values.storage_offset() * values.itemsize % dtype.itemsize != 0
+    if values.stride(-1) != 1 or is_apart:
+        # An axis of one value counts as contiguous whatever its stride; a part of a row may begin
+        # between two such values.
+        values = values.clone(memory_format=torch.contiguous_format)
+    return values.view(dtype)

@@ -26,15 +26,16 @@ from functools import cache, partial
 
 import torch
 
+from vllm.model_executor.layers.quantization.decode import view_as
 from vllm.model_executor.layers.quantization.gguf_forms import (
     BlockForm,
     ReadCodes,
     read_halves,
     scale_alone,
     split_nibbles,
-    spread_bits,
 )
 from vllm.model_executor.layers.quantization.gguf_low_bits import LOW_BIT_FORMS
+from vllm.model_executor.layers.quantization.low_bit_words import spread_bits
 from vllm.model_executor.layers.quantization.nibble_words import pack_halves
 from vllm.model_executor.layers.quantization.panels import (
     SIGN_BITS_INT4,
@@ -45,7 +46,6 @@ from vllm.model_executor.layers.quantization.panels import (
     pack_bytes,
     pack_six_bits,
     scale_e4m3,
-    view_as,
 )
 from vllm.v1.attention.ops.stored import PANEL
 
@@ -73,13 +73,12 @@ def read_blocks(type_name: str, rows: torch.Tensor, pack: BlockPacker | None = N
         own = partial(pack, type_name)
         return CodedRows(kind, rows, num_columns, form.group, *numbers, pack=own)
     words = form.read_codes(blocks)
-    if kind == "int6" and rows.device.type != "cpu":
-        kind, words = "int8", words.to(torch.int8) - SIX_BIT_LIFT
     if kind == "int6":
         words = pack_six_bits(words)
     elif kind == "int8":
         words = pack_bytes(words)
-    return CodedRows(kind, words, num_columns, form.group, *numbers)
+    coded = CodedRows(kind, words, num_columns, form.group, *numbers)
+    return coded if rows.device.type == "cpu" else coded.for_accelerators()
 
 
 @cache

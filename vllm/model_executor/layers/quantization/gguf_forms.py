@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.model_executor.layers.quantization.panels import GroupValues, view_as
+from vllm.model_executor.layers.quantization.decode import view_as
+from vllm.model_executor.layers.quantization.panels import GroupValues
 from vllm.v1.attention.ops.stored import CodeKind
 
 ReadCodes = Callable[[torch.Tensor], torch.Tensor]
@@ -21,8 +22,8 @@ class BlockForm:
         num_codes: Of a block.
         kind: What the codes are.
         group: Codes under one scale.
-        read_codes: Blocks uint8 [R, B, num_bytes] -> codes uint8 [R, columns]; of four bits words,
-            int32 [R, columns / 8].
+        read_codes: Blocks uint8 [R, B, num_bytes] -> codes uint8 [R, columns]; of other kinds
+            than int8 and int6 words, int32.
         read_numbers: Such blocks -> scales, and offsets or None.
         is_moved: Whether the native library moves such blocks into panels.
     """
@@ -48,12 +49,6 @@ def read_halves(blocks: torch.Tensor, at: int) -> torch.Tensor:
 def split_nibbles(stored: torch.Tensor) -> torch.Tensor:
     """Return codes [..., 2n] of bytes [..., n]: all low nibbles, then all high ones."""
     return torch.cat([stored & 15, stored >> 4], -1)
-
-
-def spread_bits(stored: torch.Tensor) -> torch.Tensor:
-    """Return the bits [..., 8n] of bytes [..., n], lowest first."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=stored.device)
-    return ((stored[..., None] >> shifts) & 1).flatten(-2)
 
 
 def scale_alone(at: int) -> ReadNumbers:

@@ -30,16 +30,24 @@ from functools import partial
 
 import torch
 
+from vllm.model_executor.layers.quantization.decode import view_as
 from vllm.model_executor.layers.quantization.gguf_forms import (
     BlockForm,
     ReadCodes,
     ReadNumbers,
     read_halves,
     scale_alone,
+)
+from vllm.model_executor.layers.quantization.gguf_grids import grid_digits
+from vllm.model_executor.layers.quantization.low_bit_words import (
+    add_parity,
+    find_values,
+    pack_indexes_of_four,
+    pack_pairs,
+    pack_triples,
     spread_bits,
 )
-from vllm.model_executor.layers.quantization.gguf_grids import grid_values
-from vllm.model_executor.layers.quantization.panels import GroupValues, pack_nibbles, view_as
+from vllm.model_executor.layers.quantization.panels import GroupValues, pack_nibbles
 from vllm.v1.attention.ops.stored import CodeKind
 
 # Of the trits of a byte, five or four: what brings each to the top.
@@ -55,27 +63,22 @@ def _runs(stored: torch.Tensor) -> torch.Tensor:
     return ((halves >> shifts[:, None]) & 3).flatten(2)
 
 
-def _words_of_nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """Returns words of codes [R, B, n], of which the lowest four bits count."""
-    return pack_nibbles(codes.flatten(1).to(torch.uint8) & 15)
-
-
 def _read_q2_k(blocks: torch.Tensor) -> torch.Tensor:
-    return _words_of_nibbles(_runs(blocks[..., 16:80]))
+    return pack_pairs(_runs(blocks[..., 16:80]).flatten(1))
 
 
 def _q2_k_numbers(blocks: torch.Tensor) -> tuple[GroupValues, GroupValues]:
     stored = blocks[..., :16].flatten(1)
     return (
-        GroupValues((stored & 15).to(torch.int8), read_halves(blocks, 80), 16),
-        GroupValues((stored >> 4).to(torch.int8), -read_halves(blocks, 82), 16),
+        GroupValues(stored, read_halves(blocks, 80), 16, part="low"),
+        GroupValues(stored, -read_halves(blocks, 82), 16, part="high"),
     )
 
 
 def _read_q3_k(blocks: torch.Tensor) -> torch.Tensor:
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
     high = ((blocks[..., None, :32] >> shifts) & 1).flatten(2)
-    return _words_of_nibbles(_runs(blocks[..., 32:96]) + 4 * high - 4)
+    return pack_triples((_runs(blocks[..., 32:96]) | (high << 2)).flatten(1))
 
 
 def _q3_k_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
@@ -95,55 +98,18 @@ def _read_int16(stored: torch.Tensor) -> torch.Tensor:
     return view_as(stored, torch.int16).int() & 0xFFFF
 
 
-def _find_values(
-    name: str, indexes: torch.Tensor, signs: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Returns int8 [R, B, values] of indexes [R, B, n], negative where signs have a bit set."""
-    values = grid_values(name).to(indexes.device)[indexes.int()].flatten(2)
-    return values if signs is None else torch.where(spread_bits(signs) != 0, -values, values)
-
-
-def _whole_signs(seven: torch.Tensor) -> torch.Tensor:
-    """Returns bytes of signs, of which the eighth makes their number even."""
-    parity = seven ^ (seven >> 4)
-    parity = parity ^ (parity >> 2)
-    return (seven | (((parity ^ (parity >> 1)) & 1) << 7)).to(torch.uint8)
-
-
-def _signs_of_words(words: torch.Tensor) -> torch.Tensor:
-    """Returns bytes of signs [R, B, 4n] of words [R, B, n] that have four of seven bits."""
-    shifts = torch.tensor([0, 7, 14, 21], dtype=torch.int32, device=words.device)
-    return _whole_signs((words[..., None] >> shifts) & 127).flatten(2)
-
-
-def _bytes_of(values: torch.Tensor) -> torch.Tensor:
-    return view_as(values.flatten(1), torch.uint8)
-
-
-def _pairs_of_words(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns IQ2_XXS's indexes [R, B, 32], and the words of signs and scales [R, B, 8]."""
-    stored = blocks[..., 2:].reshape(*blocks.shape[:2], 8, 8)
-    return stored[..., :4].flatten(2), _read_int32(stored[..., 4:])[..., 0]
-
-
 def _read_iq2_xxs(blocks: torch.Tensor) -> torch.Tensor:
-    indexes, words = _pairs_of_words(blocks)
-    return _bytes_of(_find_values("IQ2_XXS", indexes, _signs_of_words(words)))
-
-
-def _odd_scales(blocks: torch.Tensor, at: int, steps: torch.Tensor, part: float) -> GroupValues:
-    """Returns d * (2s + 1) * part, fp32: exact, as none has more than 16 bits."""
-    own = (2 * steps + 1).float() * read_halves(blocks, at).float()[..., None] * part
-    return GroupValues(own.flatten(1))
-
-
-def _top_nibbles(words: torch.Tensor) -> torch.Tensor:
-    return (words >> 28) & 15
+    return _read_int32(blocks[..., 2:]).flatten(1)
 
 
 def _iq2_xxs_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
-    _, words = _pairs_of_words(blocks)
-    return _odd_scales(blocks, 0, _top_nibbles(words), _EIGHTH), None
+    words = _read_int32(blocks[..., 2:])[..., 1::2].flatten(1)
+    return GroupValues(words, read_halves(blocks, 0), 8, part="codes", step=_EIGHTH), None
+
+
+def _odd(steps: torch.Tensor, factors: torch.Tensor, fan: int, step: float = 1.0) -> GroupValues:
+    """Returns the numbers d * (2s + 1) * step."""
+    return GroupValues((2 * steps + 1).to(torch.int8).flatten(1), factors, fan, step=step)
 
 
 def _nibbles_in_turn(stored: torch.Tensor) -> torch.Tensor:
@@ -151,17 +117,23 @@ def _nibbles_in_turn(stored: torch.Tensor) -> torch.Tensor:
     return torch.stack([stored & 15, stored >> 4], -1).flatten(-2).int()
 
 
+def _scales_in_nibbles(
+    blocks: torch.Tensor, *, at: int, count: int, fan: int, step: float
+) -> tuple[GroupValues, None]:
+    """Returns numbers whose s are nibbles of so many bytes behind others."""
+    steps = _nibbles_in_turn(blocks[..., at : at + count])
+    return _odd(steps, read_halves(blocks, 0), fan, step), None
+
+
+def _iq2_codes(name: str, indexes: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+    """Returns words of codes whose lower two bits are digits of a codebook, the third a sign."""
+    digits = grid_digits(name).to(indexes.device)[indexes.int()].flatten(-2)
+    return pack_triples((digits | (spread_bits(signs) << 2)).flatten(1))
+
+
 def _read_iq2_xs(blocks: torch.Tensor) -> torch.Tensor:
     words = _read_int16(blocks[..., 2:66])
-    return _bytes_of(_find_values("IQ2_XS", words & 511, _whole_signs(words >> 9)))
-
-
-def _nibble_scales(
-    blocks: torch.Tensor, at: int, count: int, part: float
-) -> tuple[GroupValues, None]:
-    """Returns scales whose s are nibbles of so many bytes behind others."""
-    steps = _nibbles_in_turn(blocks[..., at : at + count])
-    return _odd_scales(blocks, 0, steps, part), None
+    return _iq2_codes("IQ2_XS", words & 511, add_parity(words >> 9))
 
 
 def _high_bits(stored: torch.Tensor, bits: int) -> torch.Tensor:
@@ -172,33 +144,30 @@ def _high_bits(stored: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _read_iq2_s(blocks: torch.Tensor) -> torch.Tensor:
     indexes = blocks[..., 2:34].int() | _high_bits(blocks[..., 66:74], 2)
-    return _bytes_of(_find_values("IQ2_S", indexes, blocks[..., 34:66]))
+    return _iq2_codes("IQ2_S", indexes, blocks[..., 34:66])
 
 
 def _read_iq3_xxs(blocks: torch.Tensor) -> torch.Tensor:
-    signs = _signs_of_words(_read_int32(blocks[..., 66:98]))
-    return _bytes_of(_find_values("IQ3_XXS", blocks[..., 2:66], signs))
+    words = _read_int32(blocks[..., 66:98]).flatten(1)
+    return pack_indexes_of_four(blocks[..., 2:66].flatten(1), words)
 
 
 def _iq3_xxs_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
-    return _odd_scales(blocks, 0, _top_nibbles(_read_int32(blocks[..., 66:98])), 2 * _EIGHTH), None
+    words = _read_int32(blocks[..., 66:98]).flatten(1)
+    return GroupValues(words, read_halves(blocks, 0), 8, part="codes", step=2 * _EIGHTH), None
 
 
 def _read_iq3_s(blocks: torch.Tensor) -> torch.Tensor:
     indexes = blocks[..., 2:66].int() | _high_bits(blocks[..., 66:74], 1)
-    return _bytes_of(_find_values("IQ3_S", indexes, blocks[..., 74:106]))
+    values = find_values("IQ3_S", indexes, blocks[..., 74:106]).flatten(1)
+    return pack_nibbles(((values + 15) >> 1).to(torch.uint8))
 
 
-def _iq3_s_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
-    steps = _nibbles_in_turn(blocks[..., 106:110])
-    return GroupValues((2 * steps + 1).to(torch.int8).flatten(1), read_halves(blocks, 0), 8), None
-
-
-def _shifted(indexes: torch.Tensor, are_less: torch.Tensor) -> torch.Tensor:
-    """Returns eight times IQ1's values, and one more or less: int8 bytes [R, values]."""
-    values = _find_values("IQ1_S", indexes)
-    step = (1 - 2 * are_less.to(torch.int8)).repeat_interleave(8, 2)
-    return _bytes_of(8 * values + step)
+def _iq1_codes(indexes: torch.Tensor, are_less: torch.Tensor) -> torch.Tensor:
+    """Returns words of codes 2 * (grid + 1), and one more where 1/8 is added, not taken off."""
+    digits = grid_digits("IQ1_S").to(indexes.device)[indexes].flatten(-2)
+    more = (1 - are_less).to(torch.uint8).repeat_interleave(8, 2)
+    return pack_triples((2 * digits + more).flatten(1))
 
 
 def _read_iq1_s(blocks: torch.Tensor) -> torch.Tensor:
@@ -206,17 +175,17 @@ def _read_iq1_s(blocks: torch.Tensor) -> torch.Tensor:
     shifts = torch.tensor([0, 3, 6, 9], dtype=torch.int32, device=blocks.device)
     high = (((words[..., None] >> shifts) & 7) << 8).flatten(2)
     are_less = (words >> 15).repeat_interleave(4, 2)
-    return _shifted(blocks[..., 2:34].int() | high, are_less)
+    return _iq1_codes(blocks[..., 2:34].int() | high, are_less)
 
 
 def _iq1_s_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
     steps = (_read_int16(blocks[..., 34:50]) >> 12) & 7
-    return _odd_scales(blocks, 0, steps, _EIGHTH), None
+    return _odd(steps, read_halves(blocks, 0), 8, _EIGHTH), None
 
 
 def _read_iq1_m(blocks: torch.Tensor) -> torch.Tensor:
     nibbles = _nibbles_in_turn(blocks[..., 32:48])
-    return _shifted(blocks[..., :32].int() | ((nibbles & 7) << 8), nibbles >> 3)
+    return _iq1_codes(blocks[..., :32].int() | ((nibbles & 7) << 8), nibbles >> 3)
 
 
 def _iq1_m_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
@@ -224,9 +193,8 @@ def _iq1_m_numbers(blocks: torch.Tensor) -> tuple[GroupValues, None]:
     shifts = torch.tensor([0, 3, 6, 9], dtype=torch.int32, device=blocks.device)
     steps = ((words[..., None] >> shifts) & 7).flatten(2)
     quarters = (words >> 12) << (4 * torch.arange(4, dtype=torch.int32, device=words.device))
-    whole = view_as(quarters.sum(-1, keepdim=True).to(torch.int16), torch.float16)
-    own = (2 * steps + 1).float() * whole.float() * _EIGHTH
-    return GroupValues(own.flatten(1)), None
+    whole = view_as(quarters.sum(-1, keepdim=True).to(torch.int16), torch.float16)[..., 0]
+    return _odd(steps, whole, 16, _EIGHTH), None
 
 
 def _read_tq1_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -235,23 +203,28 @@ def _read_tq1_0(blocks: torch.Tensor) -> torch.Tensor:
         powers = torch.tensor(_POWERS_OF_THREE[:num_trits], dtype=torch.int32)[:, None]
         moved = (blocks[..., None, at : at + count].int() * powers.to(blocks.device)) & 255
         parts.append(((moved * 3) >> 8).flatten(2))
-    return _words_of_nibbles(torch.cat(parts, 2) - 1)
+    return pack_pairs(torch.cat(parts, 2).flatten(1).to(torch.uint8))
 
 
 def _read_tq2_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _words_of_nibbles(_runs(blocks[..., :64]) - 1)
+    return pack_pairs(_runs(blocks[..., :64]).flatten(1))
 
 
 def _read_q2_0(blocks: torch.Tensor) -> torch.Tensor:
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
-    return _words_of_nibbles(((blocks[..., 2:, None] >> shifts) & 3).flatten(2) - 1)
+    return pack_pairs(((blocks[..., 2:, None] >> shifts) & 3).flatten(1))
 
 
 def _read_q1_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _words_of_nibbles(2 * spread_bits(blocks[..., 2:]) - 1)
+    return pack_pairs(2 * spread_bits(blocks[..., 2:]).flatten(1))
 
 
-def _form(
+_IQ2_XS_NUMBERS = partial(_scales_in_nibbles, at=66, count=8, fan=16, step=_EIGHTH)
+_IQ2_S_NUMBERS = partial(_scales_in_nibbles, at=74, count=8, fan=16, step=_EIGHTH)
+_IQ3_S_NUMBERS = partial(_scales_in_nibbles, at=106, count=4, fan=8, step=1.0)
+
+
+def _turned(
     num_bytes: int,
     kind: CodeKind,
     group: int,
@@ -259,24 +232,23 @@ def _form(
     read_numbers: ReadNumbers,
     num_codes: int = 256,
 ) -> BlockForm:
+    """Returns a form whose blocks torch turns into words."""
     return BlockForm(num_bytes, num_codes, kind, group, read_codes, read_numbers, is_moved=False)
 
 
-_XS_SCALES = partial(_nibble_scales, at=66, count=8, part=_EIGHTH)
-_S_SCALES = partial(_nibble_scales, at=74, count=8, part=_EIGHTH)
 LOW_BIT_FORMS: Mapping[str, BlockForm] = {
-    "Q2_K": _form(84, "uint4", 16, _read_q2_k, _q2_k_numbers),
-    "Q3_K": _form(110, "int4", 16, _read_q3_k, _q3_k_numbers),
-    "IQ2_XXS": _form(66, "int8", 32, _read_iq2_xxs, _iq2_xxs_numbers),
-    "IQ2_XS": _form(74, "int8", 16, _read_iq2_xs, _XS_SCALES),
-    "IQ2_S": _form(82, "int8", 16, _read_iq2_s, _S_SCALES),
-    "IQ3_XXS": _form(98, "int8", 32, _read_iq3_xxs, _iq3_xxs_numbers),
-    "IQ3_S": _form(110, "int8", 32, _read_iq3_s, _iq3_s_numbers),
-    "IQ1_S": _form(50, "int8", 32, _read_iq1_s, _iq1_s_numbers),
-    "IQ1_M": _form(56, "int8", 16, _read_iq1_m, _iq1_m_numbers),
-    "TQ1_0": _form(54, "int4", 256, _read_tq1_0, scale_alone(52)),
-    "TQ2_0": _form(66, "int4", 256, _read_tq2_0, scale_alone(64)),
-    "Q1_0": _form(18, "int4", 128, _read_q1_0, scale_alone(0), 128),
-    "Q2_0": _form(18, "int4", 64, _read_q2_0, scale_alone(0), 64),
+    "Q2_K": BlockForm(84, 256, "uint2", 16, _read_q2_k, _q2_k_numbers),
+    "Q3_K": BlockForm(110, 256, "int3", 16, _read_q3_k, _q3_k_numbers),
+    "IQ2_XXS": BlockForm(66, 256, "iq2_xxs", 32, _read_iq2_xxs, _iq2_xxs_numbers),
+    "IQ2_XS": _turned(74, "iq2", 16, _read_iq2_xs, _IQ2_XS_NUMBERS),
+    "IQ2_S": _turned(82, "iq2", 16, _read_iq2_s, _IQ2_S_NUMBERS),
+    "IQ3_XXS": BlockForm(98, 256, "iq3_xxs", 32, _read_iq3_xxs, _iq3_xxs_numbers),
+    "IQ3_S": _turned(110, "odd4", 32, _read_iq3_s, _IQ3_S_NUMBERS),
+    "IQ1_S": _turned(50, "iq1", 32, _read_iq1_s, _iq1_s_numbers),
+    "IQ1_M": _turned(56, "iq1", 16, _read_iq1_m, _iq1_m_numbers),
+    "TQ1_0": _turned(54, "int2", 256, _read_tq1_0, scale_alone(52)),
+    "TQ2_0": BlockForm(66, 256, "int2", 256, _read_tq2_0, scale_alone(64)),
+    "Q1_0": _turned(18, "int2", 128, _read_q1_0, scale_alone(0), 128),
+    "Q2_0": _turned(18, "int2", 64, _read_q2_0, scale_alone(0), 64),
 }
 """By GGUF's names of the types."""

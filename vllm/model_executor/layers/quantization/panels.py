@@ -22,11 +22,13 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
 from vllm.exceptions import CheckpointError, InvariantError
-from vllm.model_executor.layers.quantization.decode import decode_e8m0
+from vllm.model_executor.layers.quantization.decode import decode_e8m0, view_as
+from vllm.model_executor.layers.quantization.low_bit_words import LOW_BIT_KINDS, widen_low_bits
 from vllm.v1.attention.ops.stored import (
     PANEL,
     CodeKind,
@@ -36,6 +38,7 @@ from vllm.v1.attention.ops.stored import (
     RowSource,
 )
 
+NumberPart = Literal["whole", "low", "high", "codes"]
 _Change = Callable[[torch.Tensor], torch.Tensor]
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -65,6 +68,7 @@ _TABLES: dict[CodeKind, tuple[float, ...]] = {
     "iq4": _IQ4,
     "e2m1": _E2M1,
     "nf4": NF4,
+    "odd4": tuple(range(-15, 16, 2)),
 }
 SIGN_BITS_INT4 = -0x77777778
 """0x88888888: turns words of 0 to 15 into words of -8 to 7."""
@@ -88,22 +92,41 @@ _BYTE_MAX = 127
 
 @dataclass(frozen=True, slots=True)
 class CodeUnit:
-    """So many codes of one output, in so many words of 32 bits."""
+    """So many codes of one output, in so many words of 32 bits.
+
+    Attributes:
+        num_codes: Of a unit.
+        num_words: Of one, or of two side by side where they share a word.
+        num_beside: Units in so many words: 1, or 2.
+    """
 
     num_codes: int
     num_words: int = 1
+    num_beside: int = 1
 
     def count(self, num_columns: int) -> int:
         """Return how many units hold so many codes."""
         return -(-num_columns // self.num_codes)
 
+    def count_words(self, num_columns: int) -> int:
+        """Return how many words hold so many codes."""
+        return -(-self.count(num_columns) // self.num_beside) * self.num_words
+
 
 # On accelerators such matrices are kept in other forms.
-_CPU_KINDS: frozenset[CodeKind] = frozenset({"int6", "e4m3"})
+_CPU_KINDS: frozenset[CodeKind] = LOW_BIT_KINDS | {"int6", "e4m3", "odd4"}
+_WIDER_KINDS: dict[CodeKind, CodeKind] = {"uint2": "uint4", "int2": "int4", "int3": "int4"}
 _UNITS: dict[CodeKind, CodeUnit] = {
     "int8": CodeUnit(4),
     "e4m3": CodeUnit(4),
     "int6": CodeUnit(16, 3),
+    "uint2": CodeUnit(16),
+    "int2": CodeUnit(16),
+    "int3": CodeUnit(16, 3, 2),
+    "iq1": CodeUnit(16, 3, 2),
+    "iq2": CodeUnit(16, 3, 2),
+    "iq2_xxs": CodeUnit(32, 2),
+    "iq3_xxs": CodeUnit(32, 3),
 }
 
 
@@ -124,18 +147,23 @@ class GroupValues:
         fan: Groups of one factor.
         steps: Of e4m3 codes: what 1, 1.125 .. 1.875 stand for, fp32 [1, 8], in panels [panels, 8];
             others are powers of two of them, see ``scale_e4m3``.
+        part: Which part of the values counts: "low" and "high" nibbles of uint8 ones; "codes": the
+            top nibble s of int32 ones, which are the last words of a group's codes: 2s + 1.
+        step: A power of two, by which all are multiplied.
     """
 
     values: torch.Tensor
     factors: torch.Tensor | None = None
     fan: int = 1
     steps: torch.Tensor | None = None
+    part: NumberPart = "whole"
+    step: float = 1.0
 
     def widen(self) -> torch.Tensor:
-        """Return the numbers, fp32 [rows, groups], each the one product of both."""
-        if self.values.dtype == torch.uint8:
+        """Return the numbers, fp32 [rows, groups], each the one product of all."""
+        if self.part == "whole" and self.values.dtype == torch.uint8:
             return decode_e8m0(self.values)
-        wide = self.values.float()
+        wide = self._own_numbers().float() * self.step
         if self.steps is not None:
             bits = wide.view(torch.int32)
             powers = (bits & _SIGN_AND_EXPONENT).view(torch.float32)
@@ -143,6 +171,20 @@ class GroupValues:
         if self.factors is None:
             return wide
         return wide * _spread(self.factors.float(), self.fan, wide.shape[1])
+
+    def _own_numbers(self) -> torch.Tensor:
+        if self.part == "low":
+            return self.values & 15
+        if self.part == "high":
+            return self.values >> 4
+        return 2 * ((self.values >> 28) & 15) + 1 if self.part == "codes" else self.values
+
+    def without_parts(self) -> GroupValues:
+        """Return the same numbers, of which all bits of the values count."""
+        if self.part in ("low", "high"):
+            return replace(self, values=self._own_numbers().to(torch.int8), part="whole")
+        is_plain = self.part == "whole" and self.step == 1
+        return self if is_plain else GroupValues(self.widen())
 
     @property
     def are_zeros(self) -> bool:
@@ -155,8 +197,12 @@ class GroupValues:
 
     def map(self, change: _Change) -> GroupValues:
         """Return the same with values and factors changed."""
+        return self.with_values(_change_bytes(self.values, change), change)
+
+    def with_values(self, values: torch.Tensor, change: _Change) -> GroupValues:
+        """Return the same with other values, and changed factors."""
         factors = None if self.factors is None else change(self.factors)
-        return GroupValues(_change_bytes(self.values, change), factors, self.fan, self.steps)
+        return replace(self, values=values, factors=factors)
 
     def pack(self) -> GroupValues:
         """Return the same in panels."""
@@ -225,17 +271,38 @@ class CodedRows:
         def take(values: torch.Tensor) -> torch.Tensor:
             return values[rows]
 
-        offsets = None if self.offsets is None else self.offsets.map(take)
-        return CodedRows(
-            self.kind,
-            self.words[rows],
-            self.num_columns,
-            self.group,
-            self.scales.map(take),
-            offsets,
-            self.order,
-            self.pack,
+        scales = self.scales.map(take)
+        offsets = None if self.offsets is None else self._map_offsets(scales, take)
+        return replace(self, words=self.words[rows], scales=scales, offsets=offsets)
+
+    def for_accelerators(self) -> CodedRows:
+        """Return the same matrix in codes that accelerators' kernels take, with equal values."""
+        if self.kind not in _CPU_KINDS:
+            return self
+        kind = _WIDER_KINDS.get(self.kind, "int8")
+        codes = widen_words(self.words, self.kind).to(torch.int8).view(torch.uint8)
+        words = pack_bytes(codes) if kind == "int8" else pack_nibbles(codes & 15)
+        offsets = None if self.offsets is None else self.offsets.without_parts()
+        return replace(
+            self, kind=kind, words=words, scales=self.scales.without_parts(), offsets=offsets
         )
+
+    def pack_numbers(self, codes: torch.Tensor) -> tuple[GroupValues, GroupValues | None]:
+        """Return scales and offsets in panels; the packed codes may hold the former."""
+        if self.scales.part == "codes":
+            units = codes.view(len(codes), -1, unit_of(self.kind).num_words, PANEL)
+            return self.scales.with_values(units[:, :, -1], pack_panels), None
+        scales = self.scales.pack()
+        if self.offsets is None:
+            return scales, None
+        return scales, self._map_offsets(scales, pack_panels)
+
+    def _map_offsets(self, scales: GroupValues, change: _Change) -> GroupValues:
+        """Returns the offsets, changed as these scales were: both may be parts of one tensor."""
+        assert self.offsets is not None
+        if self.offsets.values is self.scales.values:
+            return self.offsets.with_values(scales.values, change)
+        return self.offsets.map(change)
 
 
 class PackedRows:
@@ -259,7 +326,7 @@ class PackedRows:
         self.group = min(rows.group, num_units * unit.num_codes)
         self.codes = (rows.pack or pack_panels)(rows.words)
         num_words = self.codes.shape[1]
-        if num_words != num_units * unit.num_words or self.group % unit.num_codes:
+        if num_words != unit.count_words(rows.num_columns) or self.group % unit.num_codes:
             raise InvariantError(
                 f"{name}: {num_words} words of {rows.kind} codes and groups of "
                 f"{rows.group} for {rows.num_columns} inputs"
@@ -269,8 +336,7 @@ class PackedRows:
         for part, what in ((rows.scales, "scale"), (rows.offsets, "offset")):
             if part is not None:
                 _check_numbers(name, what, part)
-        self.scales = rows.scales.pack()
-        self.offsets = None if rows.offsets is None else rows.offsets.pack()
+        self.scales, self.offsets = rows.pack_numbers(self.codes)
         self.order = rows.order
 
     @property
@@ -279,7 +345,8 @@ class PackedRows:
         tensors = [self.codes, self.order]
         for part in (self.scales, self.offsets):
             if part is not None:
-                tensors += [part.values, part.factors, part.steps]
+                tensors += [part.factors, part.steps]
+                tensors += [] if part.part in ("codes", "high") else [part.values]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def round_inputs(self, x: torch.Tensor) -> torch.Tensor:
@@ -454,6 +521,8 @@ def widen_words(words: torch.Tensor, kind: CodeKind) -> torch.Tensor:
         return view_as(words, torch.float8_e4m3fn).float()
     if kind == "int6":
         return _unpack_six_bits(words).float() - SIX_BIT_LIFT
+    if kind in LOW_BIT_KINDS:
+        return widen_low_bits(words, kind)
     table = torch.tensor(_TABLES[kind], device=words.device)
     return table[unpack_nibbles(view_as(words, torch.uint8)).int()]
 
@@ -497,24 +566,13 @@ def pack_bytes(codes: torch.Tensor) -> torch.Tensor:
     return view_as(torch.nn.functional.pad(codes, (0, -codes.shape[1] % 4)), torch.int32)
 
 
-def view_as(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the bytes of a tensor's rows as values of another type."""
-    values = values.contiguous()
-    is_apart = values.storage_offset() * values.itemsize % dtype.itemsize != 0
-    if values.stride(-1) != 1 or is_apart:
-        # An axis of one value counts as contiguous whatever its stride; a part of a row may begin
-        # between two such values.
-        values = values.clone(memory_format=torch.contiguous_format)
-    return values.view(dtype)
-
-
 def _spread(values: torch.Tensor, fan: int, width: int) -> torch.Tensor:
     """Return each column ``fan`` times, cut to ``width`` columns."""
     return values.repeat_interleave(fan, 1)[:, :width]
 
 
 def _check_numbers(name: str, what: str, part: GroupValues) -> None:
-    for tensor in (part.values, part.factors):
+    for tensor in (part.values if part.part == "whole" else None, part.factors):
         if tensor is None:
             continue
         if tensor.dtype == torch.uint8:

@@ -6,9 +6,27 @@ from typing import Literal, Protocol
 
 import torch
 
-CodeKind = Literal["int8", "int4", "uint4", "iq4", "e2m1", "int6", "e4m3", "nf4"]
+CodeKind = Literal[
+    "int8",
+    "int4",
+    "uint4",
+    "iq4",
+    "e2m1",
+    "int6",
+    "e4m3",
+    "nf4",
+    "odd4",
+    "uint2",
+    "int2",
+    "int3",
+    "iq1",
+    "iq2",
+    "iq2_xxs",
+    "iq3_xxs",
+]
 """Two's complement in eight and four bits, 0 to 15, numbers in two tables of 16 values, -32 to 31,
-and floats of eight bits."""
+floats of eight bits, another table, the odd numbers from -15; 0 to 3, -1 to 2, -4 to 3, numbers in
+two tables of eight, and indexes into two codebooks."""
 
 Inputs = Literal["whole", "bytes by row", "bytes by group"]
 """What a product's inputs are rounded to, a property of the matrix: nothing, or 255 steps of the

@@ -1,0 +1,394 @@
+// Codes as panels hold them: by units, so many of one output in so many words of 32 bits.
+//
+//   bytes             4 codes, a word
+//   four bits         8 codes, a word, the first lowest
+//   INT6              16 codes, three words: two of low nibbles, then one of the pairs of high bits
+//   UINT2, INT2       16 codes, a word: bits 2p, 2p + 1 of byte b are code 4p + b
+//   INT3, IQ1, IQ2    16 codes, a word as those of two bits; the third bits of two units are a word
+//                     behind both: bit 4u + p of byte b is of code 4p + b of unit u
+//   IQ2_XXS           32 codes, two words: four indexes of eight codes; four signs of seven bits each
+//                     and, on top, the scale of four bits
+//   IQ3_XXS           32 codes, three words: indexes 0, 2, 4, 6 of four codes; 1, 3, 5, 7; a word of signs
+//
+// Codes of less than four bits are made bytes of first, four of each output at a time and lifted so that
+// none is negative: `four_codes`. What a build has of its own are the few steps that this takes.
+#pragma once
+
+#include "vec.h"
+
+namespace vn {
+namespace VN_BUILD {
+
+// Codes of a unit; its words; and words of two units side by side, where they share one.
+struct UnitShape {
+  int codes, words;
+  bool shares_word;
+};
+constexpr UnitShape unit_shape(int32_t kind) {
+  switch (kind) {
+    case VN_CODE_INT8:
+    case VN_CODE_E4M3:
+      return {4, 1, false};
+    case VN_CODE_INT6:
+      return {16, 3, false};
+    case VN_CODE_UINT2:
+    case VN_CODE_INT2:
+      return {16, 1, false};
+    case VN_CODE_INT3:
+    case VN_CODE_IQ1:
+    case VN_CODE_IQ2:
+      return {16, 2, true};
+    case VN_CODE_IQ2_XXS:
+      return {32, 2, false};
+    case VN_CODE_IQ3_XXS:
+      return {32, 3, false};
+    default:
+      return {8, 1, false};
+  }
+}
+template <int Kind>
+constexpr int kUnitCodes = unit_shape(Kind).codes;
+template <int Kind>
+constexpr int kUnitWords = unit_shape(Kind).words;
+// So many words of 32 bits hold so many units of one output.
+constexpr int64_t count_words(int32_t kind, int64_t units) {
+  const UnitShape shape = unit_shape(kind);
+  return shape.shares_word ? ceil_div(units, 2) * 3 : units * shape.words;
+}
+
+// Which inputs meet the four codes of a step: those so far apart, of a run of four times as many.
+constexpr int input_spread(int32_t kind) {
+  switch (kind) {
+    case VN_CODE_IQ2_XXS:
+    case VN_CODE_IQ3_XXS:
+      return 8;
+    case VN_CODE_INT8:
+    case VN_CODE_UINT2:
+    case VN_CODE_INT2:
+    case VN_CODE_INT3:
+    case VN_CODE_IQ1:
+    case VN_CODE_IQ2:
+      return 1;
+    case VN_CODE_INT6:
+    default:
+      return 2;
+  }
+}
+
+// Whether codes are made bytes of before all else.
+template <int Kind>
+constexpr bool kIsLow = Kind >= VN_CODE_UINT2 && Kind <= VN_CODE_IQ3_XXS;
+
+// Of codes of a table: what each of its numbers stands for.
+constexpr int8_t kIq1Values[8] = {-9, -7, -1, 1, 7, 9, 0, 0};
+constexpr int8_t kIq2Values[8] = {8, 25, 43, 0, -8, -25, -43, 0};
+constexpr int8_t kIq3Values[16] = {4,  12,  20,  28,  36,  44,  52,  62,
+                                   -4, -12, -20, -28, -36, -44, -52, -62};
+// What is added to such codes so that none is negative.
+constexpr int low_lift(int32_t kind) {
+  switch (kind) {
+    case VN_CODE_INT2:
+      return 1;
+    case VN_CODE_INT3:
+      return 4;
+    case VN_CODE_IQ1:
+      return 9;
+    case VN_CODE_IQ2:
+    case VN_CODE_IQ2_XXS:
+      return 43;
+    case VN_CODE_IQ3_XXS:
+      return 62;
+    default:
+      return 0;
+  }
+}
+
+// Sixteen bytes to be looked up, by numbers of four bits.
+struct ByteTable {
+  alignas(16) uint8_t bytes[16];
+};
+template <int Kind>
+constexpr ByteTable make_lifted_table() {
+  ByteTable table = {};
+  for (int i = 0; i < 16; ++i) {
+    const int value = Kind == VN_CODE_IQ1       ? kIq1Values[i % 8]
+                      : Kind == VN_CODE_IQ3_XXS ? kIq3Values[i]
+                                                : kIq2Values[i % 8];
+    table.bytes[i] = static_cast<uint8_t>(value + low_lift(Kind));
+  }
+  return table;
+}
+// The top bit is set of the numbers of which an odd number of bits is.
+constexpr ByteTable kParities = {{0, 128, 128, 0, 128, 0, 0, 128, 128, 0, 0, 128, 0, 128, 128, 0}};
+
+// ---- what a build has: steps of all words ------------------------------------------------------
+
+#if defined(__AVX512F__)
+
+// Shifts words: down, or up by less than nothing. Bytes take bits of their neighbours.
+template <int N>
+VN_INLINE Words shifted(Words w) {
+  if constexpr (N > 0) return {_mm512_srli_epi32(w.v, N)};
+  if constexpr (N < 0) return {_mm512_slli_epi32(w.v, -N)};
+  return w;
+}
+VN_INLINE Words shifted_by(Words w, int bits) {
+  return {_mm512_srl_epi32(w.v, _mm_cvtsi32_si128(bits))};
+}
+VN_INLINE Words masked(Words w, uint32_t bits) {
+  return {_mm512_and_si512(w.v, _mm512_set1_epi32(static_cast<int>(bits)))};
+}
+VN_INLINE Words joined(Words a, Words b) { return {_mm512_or_si512(a.v, b.v)}; }
+VN_INLINE Words differing(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
+VN_INLINE __m512i wide_table(const uint8_t* bytes) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+// Bytes of a table, by the low four bits of bytes below 128.
+VN_INLINE Words looked_up(const ByteTable& table, Words numbers) {
+  return {_mm512_shuffle_epi8(wide_table(table.bytes), numbers.v)};
+}
+#if defined(__AVX512VBMI__)
+VN_INLINE Words looked_up(const uint8_t* table, Words indexes) {
+  const __m512i low = _mm512_permutex2var_epi8(_mm512_loadu_si512(table), indexes.v,
+                                               _mm512_loadu_si512(table + 64));
+  const __m512i high = _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), indexes.v,
+                                                _mm512_loadu_si512(table + 192));
+  return {_mm512_mask_blend_epi8(_mm512_movepi8_mask(indexes.v), low, high)};
+}
+#else
+// Bytes of a table of 256, by bytes: the low four bits find one in each sixteenth, the others which.
+VN_INLINE Words looked_up(const uint8_t* table, Words indexes) {
+  const __m512i low = _mm512_and_si512(indexes.v, _mm512_set1_epi8(15));
+  const __mmask64 by_bit[4] = {_mm512_movepi8_mask(_mm512_slli_epi16(indexes.v, 3)),
+                               _mm512_movepi8_mask(_mm512_slli_epi16(indexes.v, 2)),
+                               _mm512_movepi8_mask(_mm512_slli_epi16(indexes.v, 1)),
+                               _mm512_movepi8_mask(indexes.v)};
+  __m512i found[8];
+  each<8>([&](auto i) VN_NOW {
+    const __m512i first = _mm512_shuffle_epi8(wide_table(table + 32 * i), low);
+    found[i] = _mm512_mask_shuffle_epi8(first, by_bit[0], wide_table(table + 32 * i + 16), low);
+  });
+  each<4>([&](auto i) VN_NOW {
+    found[i] = _mm512_mask_blend_epi8(by_bit[1], found[2 * i], found[2 * i + 1]);
+  });
+  const __m512i lower = _mm512_mask_blend_epi8(by_bit[2], found[0], found[1]);
+  const __m512i upper = _mm512_mask_blend_epi8(by_bit[2], found[2], found[3]);
+  return {_mm512_mask_blend_epi8(by_bit[3], lower, upper)};
+}
+#endif
+// The top four bits of words, and the nibbles of bytes, as floats.
+inline Vec load_top_nibbles(const uint32_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_loadu_si512(p), 28))};
+}
+template <int Half>
+inline Vec load_nibbles(const uint8_t* p) {
+  const __m512i wide =
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm512_cvtepi32_ps(Half == 1 ? _mm512_srli_epi32(wide, 4)
+                                       : _mm512_and_si512(wide, _mm512_set1_epi32(15)))};
+}
+
+#elif defined(__AVX2__)
+
+template <int N>
+VN_INLINE Words shifted(Words w) {
+  if constexpr (N > 0) return {_mm256_srli_epi32(w.a, N), _mm256_srli_epi32(w.b, N)};
+  if constexpr (N < 0) return {_mm256_slli_epi32(w.a, -N), _mm256_slli_epi32(w.b, -N)};
+  return w;
+}
+VN_INLINE Words shifted_by(Words w, int bits) {
+  const __m128i count = _mm_cvtsi32_si128(bits);
+  return {_mm256_srl_epi32(w.a, count), _mm256_srl_epi32(w.b, count)};
+}
+VN_INLINE Words masked(Words w, uint32_t bits) {
+  const __m256i own = _mm256_set1_epi32(static_cast<int>(bits));
+  return {_mm256_and_si256(w.a, own), _mm256_and_si256(w.b, own)};
+}
+VN_INLINE Words joined(Words a, Words b) {
+  return {_mm256_or_si256(a.a, b.a), _mm256_or_si256(a.b, b.b)};
+}
+VN_INLINE Words differing(Words a, Words b) {
+  return {_mm256_xor_si256(a.a, b.a), _mm256_xor_si256(a.b, b.b)};
+}
+VN_INLINE __m256i wide_table(const uint8_t* bytes) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+VN_INLINE Words looked_up(const ByteTable& table, Words numbers) {
+  const __m256i all = wide_table(table.bytes);
+  return {_mm256_shuffle_epi8(all, numbers.a), _mm256_shuffle_epi8(all, numbers.b)};
+}
+// Bytes of a table of 256, by bytes: the low four bits find one in each sixteenth, the others which.
+// A choice of sixteenths looks at the top bit of a byte.
+template <int Bit>
+VN_INLINE __m256i find_sixteenths(const uint8_t* table, __m256i indexes, __m256i low) {
+  if constexpr (Bit < 4) {
+    return _mm256_shuffle_epi8(wide_table(table), low);
+  } else {
+    const __m256i first = find_sixteenths<Bit - 1>(table, indexes, low);
+    const __m256i second = find_sixteenths<Bit - 1>(table + (1 << Bit), indexes, low);
+    return _mm256_blendv_epi8(first, second, _mm256_slli_epi16(indexes, 7 - Bit));
+  }
+}
+VN_INLINE Words looked_up(const uint8_t* table, Words indexes) {
+  const __m256i own = _mm256_set1_epi8(15);
+  return {find_sixteenths<7>(table, indexes.a, _mm256_and_si256(indexes.a, own)),
+          find_sixteenths<7>(table, indexes.b, _mm256_and_si256(indexes.b, own))};
+}
+inline Vec load_top_nibbles(const uint32_t* p) {
+  const Words w = shifted<28>(load_words(p));
+  return {_mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b)};
+}
+template <int Half>
+inline Vec load_nibbles(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const Words wide = {_mm256_cvtepu8_epi32(codes), _mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8))};
+  const Words own = Half == 1 ? shifted<4>(wide) : masked(wide, 15);
+  return {_mm256_cvtepi32_ps(own.a), _mm256_cvtepi32_ps(own.b)};
+}
+
+#else
+
+#define VN_EACH_WORD(expression)                               \
+  Words result;                                                \
+  for (int i = 0; i < kLanes; ++i) result.v[i] = (expression); \
+  return result
+template <int N>
+inline Words shifted(const Words& w) {
+  VN_EACH_WORD(N < 0 ? w.v[i] << -N : w.v[i] >> N);
+}
+inline Words shifted_by(const Words& w, int bits) { VN_EACH_WORD(w.v[i] >> bits); }
+inline Words masked(const Words& w, uint32_t bits) { VN_EACH_WORD(w.v[i] & bits); }
+inline Words joined(const Words& a, const Words& b) { VN_EACH_WORD(a.v[i] | b.v[i]); }
+inline Words differing(const Words& a, const Words& b) { VN_EACH_WORD(a.v[i] ^ b.v[i]); }
+inline uint32_t look_up_four(const uint8_t* table, uint32_t word, uint32_t bits) {
+  uint32_t found = 0;
+  for (int b = 0; b < 32; b += 8) found |= uint32_t{table[word >> b & bits]} << b;
+  return found;
+}
+inline Words looked_up(const ByteTable& table, const Words& numbers) {
+  VN_EACH_WORD(look_up_four(table.bytes, numbers.v[i], 15));
+}
+inline Words looked_up(const uint8_t* table, const Words& indexes) {
+  VN_EACH_WORD(look_up_four(table, indexes.v[i], 255));
+}
+#undef VN_EACH_WORD
+inline Vec load_top_nibbles(const uint32_t* p) {
+  Vec result;
+  for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(p[i] >> 28);
+  return result;
+}
+template <int Half>
+inline Vec load_nibbles(const uint8_t* p) {
+  Vec result;
+  for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(p[i] >> 4 * Half & 15);
+  return result;
+}
+
+#endif
+
+// ---- units -------------------------------------------------------------------------------------
+
+// A unit of codes of sixteen outputs: its words, of the kinds with indexes what stands for these. IQ2_XXS:
+// four digits of two bits to a byte, of codes 0..3 and of 4..7 of each index; then a sign a bit.
+// IQ3_XXS: two digits of three bits to a byte, of codes 0, 1 and 2, 3 of the even indexes; the same of
+// the odd ones; then the signs.
+template <int Kind>
+constexpr int kHeldWords = Kind == VN_CODE_IQ2_XXS ? 3 : Kind == VN_CODE_IQ3_XXS ? 5 : kUnitWords<Kind>;
+template <int Kind>
+struct Unit {
+  Words words[kHeldWords<Kind>];
+};
+
+// Four signs, a byte each, of a word that has seven bits of each: the eighth makes the number of minus
+// signs even.
+VN_INLINE Words whole_signs(Words w) {
+  const Words low = joined(masked(w, 0x7fu), masked(shifted<-1>(w), 0x7f00u));
+  const Words high = joined(masked(shifted<-2>(w), 0x7f0000u), masked(shifted<-3>(w), 0x7f000000u));
+  const Words seven = joined(low, high);
+  const Words first = looked_up(kParities, masked(seven, 0x0f0f0f0fu));
+  const Words second = looked_up(kParities, masked(shifted<4>(seven), 0x07070707u));
+  return joined(seven, differing(first, second));
+}
+
+// A unit of the words as they are stored; of indexes what they stand for in the codebook: two tables of
+// 256 bytes.
+template <int Kind>
+VN_INLINE Unit<Kind> make_unit(const Words* stored, const uint8_t* codebook) {
+  Unit<Kind> unit;
+  if constexpr (Kind == VN_CODE_IQ2_XXS) {
+    unit.words[0] = looked_up(codebook, stored[0]);
+    unit.words[1] = looked_up(codebook + 256, stored[0]);
+    unit.words[2] = whole_signs(stored[1]);
+  } else if constexpr (Kind == VN_CODE_IQ3_XXS) {
+    each<2>([&](auto i) VN_NOW {
+      unit.words[2 * i] = looked_up(codebook, stored[i]);
+      unit.words[2 * i + 1] = looked_up(codebook + 256, stored[i]);
+    });
+    unit.words[4] = whole_signs(stored[2]);
+  } else {
+    each<kUnitWords<Kind>>([&](auto i) VN_NOW { unit.words[i] = stored[i]; });
+  }
+  return unit;
+}
+
+// Four codes of each output as bytes, lifted: step `Part` of a unit.
+template <int Kind, int Part>
+VN_INLINE Words four_codes(const Unit<Kind>& unit) {
+  if constexpr (Kind == VN_CODE_IQ2_XXS) {
+    const Words digits = masked(shifted<Part % 4 * 2>(unit.words[Part / 4]), 0x03030303u);
+    const Words signs = masked(shifted<Part - 2>(unit.words[2]), 0x04040404u);
+    static constexpr ByteTable kTable = make_lifted_table<Kind>();
+    return looked_up(kTable, joined(digits, signs));
+  } else if constexpr (Kind == VN_CODE_IQ3_XXS) {
+    const Words digits = masked(shifted<Part % 2 * 4>(unit.words[Part / 2]), 0x07070707u);
+    const Words signs = masked(shifted<Part - 3>(unit.words[4]), 0x08080808u);
+    static constexpr ByteTable kTable = make_lifted_table<Kind>();
+    return looked_up(kTable, joined(digits, signs));
+  } else {
+    const Words pairs = masked(shifted<2 * Part>(unit.words[0]), 0x03030303u);
+    if constexpr (Kind == VN_CODE_UINT2 || Kind == VN_CODE_INT2) return pairs;
+    const Words codes = joined(pairs, masked(shifted<Part - 2>(unit.words[1]), 0x04040404u));
+    if constexpr (Kind == VN_CODE_INT3) return codes;
+    static constexpr ByteTable kTable = make_lifted_table<Kind>();
+    return looked_up(kTable, codes);
+  }
+}
+
+#if !defined(__AVX2__)
+template <int Byte, int Lift>
+inline Vec byte_of(const Words& w) {
+  Vec result;
+  for (int i = 0; i < kLanes; ++i) {
+    result.v[i] = static_cast<float>(static_cast<int>(w.v[i] >> 8 * Byte & 255) - Lift);
+  }
+  return result;
+}
+#elif defined(__AVX512F__)
+template <int Byte, int Lift>
+VN_INLINE Vec byte_of(Words w) {
+  return {mantissa_bits<8, 8 * Byte, 0, Lift>(w.v)};
+}
+#else
+template <int Byte, int Lift>
+VN_INLINE Vec byte_of(Words w) {
+  return {mantissa_bits<8, 8 * Byte, 0, Lift>(w.a), mantissa_bits<8, 8 * Byte, 0, Lift>(w.b)};
+}
+#endif
+
+// The values of code J of a unit.
+template <int Kind, int J>
+VN_INLINE Vec value_of(const Unit<Kind>& unit) {
+  if constexpr (kIsLow<Kind>) {
+    constexpr int kSpread = input_spread(Kind), kRun = 4 * kSpread;
+    constexpr int kPart = J / kRun * kSpread + J % kSpread, kByte = J % kRun / kSpread;
+    return byte_of<kByte, low_lift(Kind)>(four_codes<Kind, kPart>(unit));
+  } else if constexpr (Kind == VN_CODE_INT6) {
+    const Words four = six_bits<J / 8 * 2 + J % 2>(unit.words[J / 8], unit.words[2]);
+    return code_of<VN_CODE_INT6, J % 8 / 2>(four);
+  } else {
+    return code_of<Kind, J>(unit.words[0]);
+  }
+}
+
+}  // namespace VN_BUILD
+}  // namespace vn
