@@ -38,6 +38,10 @@ FORMATS = {
     "Q8_0": (Type.Q8_0, Type.Q8_0),
     "Q4_0": (Type.Q4_0, Type.Q6_K),
     "Q4_K": (Type.Q4_K, Type.Q6_K),
+    "Q2_K": (Type.Q2_K, Type.Q6_K),
+    "Q3_K": (Type.Q3_K, Type.Q6_K),
+    "IQ2_XXS": (Type.IQ2_XXS, Type.Q6_K),
+    "IQ3_XXS": (Type.IQ3_XXS, Type.Q6_K),
 }
 # bf16 matrices, four bits in groups of 128 as AWQ and GPTQ store them, and bytes by channel as
 # compressed-tensors does.
@@ -49,7 +53,7 @@ FOLDERS: dict[str, Format | None] = {
     "fp8": Format("fp8", bits=8, group=0, scale_type=torch.bfloat16),
 }
 _WINDOW, _LOCAL_LAYERS = 512, 5
-# Blocks of Q4_K and Q6_K; rows of Gemma 3's small models are not multiples of it.
+# Blocks of most types; rows of Gemma 3's small models are not multiples of it.
 _SUPERBLOCK = 256
 
 
@@ -120,7 +124,7 @@ def _norms(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def _draw(kind: Any, rows: int, columns: int, seed: int) -> tuple[np.ndarray, Any]:
     """Returns a random matrix as a type stores it, and the type: rows may not fit its blocks."""
-    if kind in (Type.Q4_K, Type.Q6_K) and columns % _SUPERBLOCK:
+    if gguf.constants.GGML_QUANT_SIZES[kind][0] == _SUPERBLOCK and columns % _SUPERBLOCK:
         kind = Type.Q8_0
     size = columns**-0.5
     if kind == Type.BF16:

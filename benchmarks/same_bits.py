@@ -1,7 +1,7 @@
 """Whether a request's answer depends on what else the server does.
 
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
-        [--shape gemma4|gemma4-experts|qwen3|qwen3.5|...] [--stored Q4_0|w4a16|nvfp4|...]
+        [--shape gemma4|gemma4-experts|qwen3|qwen3.5|...] [--stored Q4_0|IQ2_XXS,Q2_K|w4a16|...]
         [--quantization int8] [--offline]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs
@@ -15,8 +15,8 @@ JSON line, which also counts what each setting is there for: hits, drafts, preem
 and values, and per-layer inputs, as E2B; ``gemma4-experts`` has one product for keys and values and
 experts beside the MLP, as 26B-A4B; the others have recurrent layers. Those that end in ``-mtp``
 have a block that drafts and is right about every second time, for the settings of that name.
-``--stored`` keeps the matrices of ``--shape qwen3`` in a type of GGUF, or in one of the formats of
-``packed_formats``. ``--offline`` asks engines in this process in place of servers.
+``--stored`` keeps the matrices of ``--shape qwen3`` in types of GGUF, in turn, or in one of the
+formats of ``packed_formats``. ``--offline`` asks engines in this process in place of servers.
 """
 
 import argparse
@@ -210,16 +210,26 @@ def write_shape(shape: str, folder: Path, stored: str | None = None) -> Path:
         write_drafting_model(DRAFTING[shape], folder)
         return folder
     raw, tokenizer = SHAPES[shape], byte_level()
-    if stored in Type.__members__:
+    if stored is not None and stored not in FORMATS:
         folder.mkdir()
         state = published_tensors(build_hf_model(raw, seed=7))
         file = folder / "model.gguf"
-        write_gguf(shape, raw, state, file, [Type[str(stored)]], tokenizer)
+        types = [Type[name] for name in stored.split(",")]
+        write_gguf(shape, raw, state, file, types, tokenizer)
         return file
     model = write_model(raw, folder, tokenizer)
     if stored is not None:
         write_quantised(FORMATS[stored], raw, published_tensors(model), folder)
     return folder
+
+
+def _check_stored(stored: str) -> str:
+    """Returns what ``--stored`` names, if there is all of it."""
+    unknown = [name for name in stored.split(",") if name not in Type.__members__]
+    if stored not in FORMATS and unknown:
+        known = ", ".join([*FORMATS, *Type.__members__])
+        raise argparse.ArgumentTypeError(f"{unknown[0]} is not known: use {known}")
+    return stored
 
 
 def read_counter(url: str, name: str) -> int:
@@ -313,9 +323,7 @@ def main() -> int:
         "--model", default="deepseek-v4", help="A folder or GGUF file; of 1,000 tokens at least."
     )
     parser.add_argument("--shape", choices=[*SHAPES, *DRAFTING], help="In place of --model.")
-    parser.add_argument(
-        "--stored", choices=[*FORMATS, *Type.__members__], help="How --shape qwen3 is kept."
-    )
+    parser.add_argument("--stored", type=_check_stored, help="How --shape qwen3 is kept.")
     parser.add_argument("--dtype", default="auto", help="As the server's.")
     parser.add_argument("--quantization", help="As the server's.")
     parser.add_argument("--requests", type=int, default=1000)
