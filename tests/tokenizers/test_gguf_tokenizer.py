@@ -1,5 +1,6 @@
 """Tokenizers out of GGUF files: the ids and texts of those they were written from."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,23 @@ def test_passes_cut_what_those_before_left(pre: str, pieces: list[str], tmp_path
     # Kana stand with Chinese in one family, Han alone in the other.
     kana = split(pre, "\u4e2d\u3042", tmp_path / "kana.gguf")
     assert kana == (["\u4e2d\u3042"] if pre == "deepseek-v3" else ["\u4e2d", "\u3042"])
+
+
+# What llama.cpp 11434 makes of odd texts under nine names, with merges that cross every boundary.
+_RECORDED = json.loads((Path(__file__).parent / "llama_cpp_ids.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("pre", _RECORDED["ids"])
+def test_ids_of_odd_texts_are_llama_cpps(pre: str, tmp_path: Path) -> None:
+    merges = _RECORDED["merges"]
+    letters = sorted(token for token in byte_level().backend.get_vocab() if len(token) == 1)
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
+    keys = byte_pairs(pre, tokens=tokens, merges=merges)
+    tokenizer = Tokenizer.from_folder(write(tmp_path / "model.gguf", keys))
+    for text, expected in zip(_RECORDED["texts"], _RECORDED["ids"][pre], strict=True):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert " ".join(map(str, ids)) == expected, text
+        assert tokenizer.decode(ids) == text
 
 
 def test_a_text_begins_as_the_name_says_where_no_key_does(tmp_path: Path) -> None:
