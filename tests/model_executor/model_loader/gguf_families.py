@@ -181,6 +181,7 @@ def write_recurrent_keys_by_channel(
     ]
     writer.add_head_count_kv([int(kind != "linear_attention") for kind in kinds])
     writer.add_kv_lora_rank(rank)
+    writer.add_rope_dimension_count(turned)
     writer.add_key_length(rank + turned)
     writer.add_value_length(rank)
     writer.add_key_length_mla(raw["qk_nope_head_dim"] + turned)
@@ -240,7 +241,8 @@ def write_recurrent_family(
             add(f"{block}.attn_k_b.weight", keys.swapaxes(1, 2))
             add(f"{block}.attn_v_b.weight", values)
         elif rest == "self_attn.A_log":
-            add(f"{block}.ssm_a", -np.exp(value).reshape(1, 1, -1, 1))
+            rates = -np.exp(value).flatten()
+            add(f"{block}.ssm_a", rates if arch == "glm5-next" else rates.reshape(1, 1, -1, 1))
         elif rest.endswith("_conv1d.weight"):
             add(f"{block}.{_NAMES[rest]}", value[None])
         elif rest.startswith("hc_"):

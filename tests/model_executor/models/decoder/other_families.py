@@ -127,7 +127,6 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek2-yarn": _latent(
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
-        q_lora_rank=None,
         n_group=1,
         topk_group=1,
         rope_parameters={**_YARN, "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0},
@@ -138,6 +137,7 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
         "deepseek_v2",
         norm_topk_prob=False,
         topk_method="group_limited_greedy",
+        q_lora_rank=None,
         n_group=4,
         topk_group=2,
         rope_theta=1e4,
