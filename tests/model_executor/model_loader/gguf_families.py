@@ -1,5 +1,6 @@
 """GGUF files of other families, in F32, named by the ``gguf`` package's own map."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def write_keys(writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]) -> None:
         writer.add_value_length(head_dim)
     if "sliding_window" in raw:
         writer.add_sliding_window(raw["sliding_window"])
+    if "attn_logit_softcapping" in raw:
         writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
     if rope.get("rope_type") == "yarn":
@@ -58,6 +60,17 @@ def write_keys(writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]) -> None:
         if "n_group" in raw:
             writer.add_expert_group_count(raw["n_group"])
             writer.add_expert_group_used_count(raw["topk_group"])
+    if arch == "phi3":
+        turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        writer.add_rope_dimension_count(turned)
+    if "long_factor" in rope:
+        length = rope["original_max_position_embeddings"]
+        stretch = raw["max_position_embeddings"] / length
+        writer.add_rope_scaling_orig_ctx_len(length)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretch) / math.log(length)))
+        for name in ("long", "short"):
+            factors = np.array(rope[f"{name}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
     if arch == "qwen3next":
         write_recurrent_keys(writer, raw)
     if arch == "deepseek2":

@@ -347,6 +347,20 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             {"norm_topk_prob": True},
             _PLAIN,
         ),
+        "phi3": Architecture(
+            "Phi3ForCausalLM",
+            "phi3",
+            readers.read_phi3,
+            (_WIDTH,),
+            parts=_PLAIN,
+            cuts={
+                "attn_qkv": Cut(
+                    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+                    readers.find_head_rows,
+                ),
+                "ffn_up": Cut(("mlp.gate_proj", "mlp.up_proj"), readers.find_half_rows),
+            },
+        ),
         "gemma2": Architecture(
             "Gemma2ForCausalLM",
             "gemma2",

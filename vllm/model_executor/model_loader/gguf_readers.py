@@ -1,6 +1,7 @@
 """What no field of the table says of an architecture's config: one function each. Torch-free."""
 
 import struct
+from itertools import pairwise
 from typing import Any
 
 from vllm.exceptions import CheckpointError, ConfigError
@@ -491,3 +492,45 @@ def read_glm5_next(keys: Keys) -> dict[str, Any]:
         "linear_lower_bound": -abs(float(f"{bound:.7g}")),
         "swiglu_limit": _read_v4_limit(keys, count),
     }
+
+
+def read_phi3(keys: Keys) -> dict[str, Any]:
+    """Return what files of Phi 3 and 4 say besides the table."""
+    config = _read_partly_turned(keys)
+    window = keys.count("attention.sliding_window")
+    factors = [keys.file.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short")]
+    if None not in factors:
+        long, short = (_read_floats(tensor) for tensor in factors)
+        rope = config["rope_parameters"]
+        rope |= {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+        rope["original_max_position_embeddings"] = keys.integer(_ORIGINAL_LENGTH)
+        if keys.has("rope.scaling.attn_factor"):
+            rope["attention_factor"] = keys.number("rope.scaling.attn_factor")
+    return {**config, "sliding_window": window or None}
+
+
+def find_head_rows(keys: Keys, num_rows: int) -> list[list[int]]:
+    """Return which rows of a fused matrix are queries', keys' and values'.
+
+    Raises:
+        ConfigError: It has other rows than the keys say.
+    """
+    heads = keys.integer("attention.head_count")
+    key_heads = keys.integer("attention.head_count_kv", heads)
+    dim = keys.integer("attention.key_length", keys.integer("embedding_length") // heads)
+    bounds = [0, heads * dim, (heads + key_heads) * dim, (heads + 2 * key_heads) * dim]
+    if num_rows != bounds[-1]:
+        raise keys.refuse("attention.head_count", heads, f"heads of {num_rows} rows of attn_qkv")
+    return [list(range(*both)) for both in pairwise(bounds)]
+
+
+def find_half_rows(keys: Keys, num_rows: int) -> list[list[int]]:
+    """Return which rows of a fused matrix are the gate's and which the other's.
+
+    Raises:
+        ConfigError: It has other rows than the keys say.
+    """
+    width = keys.integer("feed_forward_length")
+    if num_rows != 2 * width:
+        raise keys.refuse("feed_forward_length", width, f"half of the {num_rows} rows of ffn_up")
+    return [list(range(width)), list(range(width, num_rows))]

@@ -39,6 +39,17 @@ def _latent(architecture: str, model_type: str, **own: Any) -> dict[str, Any]:
     return raw
 
 
+def _phi3(**own: Any) -> dict[str, Any]:
+    raw = _make(
+        "Phi3ForCausalLM",
+        "phi3",
+        tie_word_embeddings=False,
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **own},
+    )
+    del raw["head_dim"]
+    return {**raw, "hidden_size": 64}
+
+
 OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2moe": _make(
         "Qwen2MoeForCausalLM",
@@ -97,6 +108,19 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
         bos_token_id=1,
         eos_token_id=2,
     ),
+    "phi3": _phi3(
+        original_max_position_embeddings=32,
+        max_position_embeddings=512,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 32,
+            "partial_rotary_factor": 0.75,
+            "long_factor": [1.0 + 0.25 * i for i in range(6)],
+            "short_factor": [1.0] * 6,
+        },
+    ),
+    "phi3-window": _phi3(rope_theta=1e4, sliding_window=20),
     "qwen3next": _make(
         "Qwen3NextForCausalLM",
         "qwen3_next",

@@ -6,6 +6,7 @@ network from it. Sizes are in values, windows in tokens, the query's own include
 
 import re
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
 
 from vllm.exceptions import ConfigError
@@ -309,11 +310,23 @@ class TensorNames:
         prefixes: Prefix in the file -> prefix here; the first that fits is replaced.
         ignored: Prefixes (after that) of tensors that are left out on purpose.
         spellings: Pattern -> replacement: other spellings of parts of a name.
+        fused: Part of a name -> what stands for it in the names of the tensors that one is, each
+            with its rows.
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
+    fused: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
+
+    def find_parts(self, name: str) -> tuple[tuple[str, tuple[int, int]], ...]:
+        """Returns the tensors that a fused one is, each with its rows; empty: it is one."""
+        for part, own in self.fused:
+            if part in name:
+                bounds = [0, *accumulate(rows for _, rows in own)]
+                names = [name.replace(part, ours) for ours, _ in own]
+                return tuple(zip(names, pairwise(bounds), strict=True))
+        return ()
 
     def translate(self, name: str) -> str:
         """Returns a tensor's name here, of that in the file."""

@@ -456,6 +456,8 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         name = self.config.names.translate(name)
         if (split := self._split_channels(name)) is not None:
             return split
+        if fused := self.config.names.find_parts(name):
+            return tuple(TensorPart(own, rows=rows) for own, rows in fused)
         match = _STACKED_EXPERTS.fullmatch(name)
         if match is None or len(shape) != 3 or not self._unstacks_experts:
             return (TensorPart(name),)

@@ -13,6 +13,8 @@ from vllm.model_executor.models.config_fields import FieldReader
 RopeKind = Literal["default", "linear", "llama3", "yarn", "divided", "proportional"]
 _KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "divided")
 
+# Phi's, which are "divided" by one of two lists.
+_LONG_KINDS = ("longrope", "su")
 _ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
@@ -196,7 +198,23 @@ def read_rope_object(
     if kind == "divided":
         divisors = scaling.sequence("divisors", dim // 2)
         return RopeConfig(theta, dim, "divided", divisors=tuple(float(value) for value in divisors))
-    raise scaling.error(key, kind, f"one of {', '.join(_KINDS)}")
+    if kind in _LONG_KINDS:
+        return _read_long(scaling, dim, theta, fields)
+    raise scaling.error(key, kind, f"one of {', '.join(_KINDS)}, {_LONG_KINDS[0]}")
+
+
+def _read_long(scaling: FieldReader, dim: int, theta: float, fields: FieldReader) -> RopeConfig:
+    """Reads divisors for contexts up to the first length and beyond: those of the whole context."""
+    length = find_original_length(scaling, fields) or scaling.positive_int(_ORIGINAL_LENGTH)
+    longest = fields.positive_int("max_position_embeddings", length)
+    name = "long_factor" if longest > length else "short_factor"
+    divisors = tuple(float(value) for value in scaling.sequence(name, dim // 2))
+    if not all(0 < value < float("inf") for value in divisors):
+        raise scaling.error(name, divisors, "numbers above 0")
+    stretch = scaling.number("factor", longest / length)
+    magnitude = math.sqrt(1 + math.log(stretch) / math.log(length)) if stretch > 1 else 1.0
+    magnitude = scaling.number("attention_factor", magnitude)
+    return RopeConfig(theta, dim, "divided", divisors=divisors, magnitude=magnitude)
 
 
 def _read_turned(
