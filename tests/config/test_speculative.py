@@ -41,6 +41,16 @@ def test_the_drafter_under_its_familys_name() -> None:
     assert SpeculativeConfig.from_dict(raw) == SpeculativeConfig.from_dict({**raw, "method": "mtp"})
 
 
+def test_a_block_may_be_in_a_gguf_file_of_its_own() -> None:
+    raw = {"method": "deepseek_mtp", "model": "mtp-v4.gguf"}
+    assert SpeculativeConfig.from_dict(raw).drafts_file == "mtp-v4.gguf"
+    assert SpeculativeConfig.from_dict({"method": "mtp"}).drafts_file is None
+    with pytest.raises(ConfigError, match="there are no separate draft models but"):
+        SpeculativeConfig.from_dict({"method": "ngram", "model": "mtp-v4.gguf"})
+    with pytest.raises(ConfigError, match="drafts for a model in a GGUF file"):
+        EngineArgs(speculative_config=raw).create_vllm_config()
+
+
 def test_lookup_bounds_follow_one_another() -> None:
     config = SpeculativeConfig.from_dict({"model": "[ngram]", "prompt_lookup_max": 1})
     assert (config.method, config.prompt_lookup_min, config.prompt_lookup_max) == ("ngram", 1, 1)

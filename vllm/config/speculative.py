@@ -87,7 +87,7 @@ class SpeculativeConfig:
                     f"speculative-config method {method!r} needs 'model': the assistant's folder "
                     "or hub name."
                 )
-        elif values.get("model") not in (None, method, f"[{method}]", "deepseek_mtp") and not (
+        elif values.get("model") not in (None, method, f"[{method}]") and not (
             method == "mtp" and str(values["model"]).endswith(_GGUF)
         ):
             raise ConfigError(

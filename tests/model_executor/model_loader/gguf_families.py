@@ -11,7 +11,9 @@ import torch
 from tests.model_executor.model_loader.gguf_files import gguf, pair_rows, write_recurrent_keys
 
 
-def write_keys(writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]) -> None:
+def write_keys(
+    writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any], *, has_whole_heads: bool = False
+) -> None:
     """Writes what a config says, as the converters do."""
     heads = raw["num_attention_heads"]
     head_dim = raw.get("head_dim", raw["hidden_size"] // heads)
@@ -74,23 +76,30 @@ def write_keys(writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]) -> None:
     if arch == "qwen3next":
         write_recurrent_keys(writer, raw)
     if arch == "deepseek2":
-        write_latent_keys(writer, raw)
+        write_latent_keys(writer, raw, has_whole_heads=has_whole_heads)
 
 
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
-def write_latent_keys(writer: gguf.GGUFWriter, raw: dict[str, Any]) -> None:
+def write_latent_keys(
+    writer: gguf.GGUFWriter, raw: dict[str, Any], *, has_whole_heads: bool
+) -> None:
     """Writes the widths of cached rows and of heads."""
     turned, rank = raw["qk_rope_head_dim"], raw["kv_lora_rank"]
-    writer.add_head_count_kv(1)
     writer.add_kv_lora_rank(rank)
     if raw["q_lora_rank"]:
         writer.add_q_lora_rank(raw["q_lora_rank"])
-    writer.add_key_length(rank + turned)
-    writer.add_value_length(rank)
-    writer.add_key_length_mla(raw["qk_nope_head_dim"] + turned)
-    writer.add_value_length_mla(raw["v_head_dim"])
+    if has_whole_heads:
+        writer.add_head_count_kv(raw["num_attention_heads"])
+        writer.add_key_length(raw["qk_nope_head_dim"] + turned)
+        writer.add_value_length(raw["v_head_dim"])
+    else:
+        writer.add_head_count_kv(1)
+        writer.add_key_length(rank + turned)
+        writer.add_value_length(rank)
+        writer.add_key_length_mla(raw["qk_nope_head_dim"] + turned)
+        writer.add_value_length_mla(raw["v_head_dim"])
     writer.add_rope_dimension_count(turned)
     is_v3 = raw["model_type"] == "deepseek_v3"
     kinds = gguf.ExpertGatingFuncType
@@ -271,11 +280,16 @@ def write_recurrent_family(
 
 
 def write_family(
-    arch: str, raw: dict[str, Any], state: dict[str, torch.Tensor], path: Path
+    arch: str,
+    raw: dict[str, Any],
+    state: dict[str, torch.Tensor],
+    path: Path,
+    *,
+    has_whole_heads: bool = False,
 ) -> None:
-    """Writes a model's file."""
+    """Writes a model's file; of old ones keys and values of latents are one matrix."""
     writer = gguf.GGUFWriter(path, arch)
-    write_keys(writer, arch, raw)
+    write_keys(writer, arch, raw, has_whole_heads=has_whole_heads)
     writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, raw["num_hidden_layers"])
@@ -301,7 +315,7 @@ def write_family(
             add(f"{block}.ffn_down_exps.weight", value)
         elif name.endswith("e_score_correction_bias"):
             add(f"{block}.exp_probs_b.bias", value)
-        elif name.endswith("kv_b_proj.weight"):
+        elif name.endswith("kv_b_proj.weight") and not has_whole_heads:
             by_head = value.reshape(raw["num_attention_heads"], -1, value.shape[1])
             keys, values = np.split(by_head, [raw["qk_nope_head_dim"]], 1)
             add(f"{block}.attn_k_b.weight", keys.swapaxes(1, 2))

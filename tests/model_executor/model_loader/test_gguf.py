@@ -472,3 +472,35 @@ def test_other_architectures_and_shapes_are_refused(whole_file: bytes, tmp_path:
         read_all(whole_file.replace(b"qwen3", b"qwen4"), path)
     with pytest.raises(ConfigError, match=r"lacks the key qwen3\.block_count"):
         read_all(whole_file.replace(b"qwen3.block_count", b"qwen3.block_cOunt"), path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kinds", "ids", "ends"),
+    [
+        (["a", "<|im_end|>"], [1, 3], {"eos": 0}, [0, 1]),
+        # Text that only looks like an end is none.
+        (["a", "<|im_end|>"], [1, 1], {"eos": 0}, [0]),
+        (["a", "b", "<|eot_id|>"], [1, 1, 3], {"eos": 2, "fim_pad": 1}, [2, 1]),
+        (["a", "b", "c"], [1, 1, 1], {"eot": 1, "fim_rep": 2, "fim_sep": 2}, [1, 2]),
+        (["a"], [1], {}, None),
+    ],
+)
+def test_answers_end_by_all_that_the_file_ends_by(
+    tokens: list[str], kinds: list[int], ids: dict[str, int], ends: list[int] | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    for name, number in ids.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", number)
+    for name, value in (("context_length", 64), ("embedding_length", 32), ("block_count", 1)):
+        writer.add_uint32(f"llama.{name}", value)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert read_gguf_config(path).get("eos_token_id") == ends

@@ -228,7 +228,7 @@ def test_a_gguf_file_is_one(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_one_gguf_file_is_that(tmp_path: Path) -> None:
     parts = [tmp_path / f"Tiny-0000{number}-of-00002.gguf" for number in (1, 2)]
-    for file in (*parts, tmp_path / "mmproj-Tiny.gguf"):
+    for file in (*parts, tmp_path / "mmproj-Tiny.gguf", tmp_path / "mtp-Tiny.gguf"):
         file.write_bytes(b"")
     assert resolve_checkpoint(str(tmp_path)).path == str(parts[0])
     (tmp_path / "Other.gguf").write_bytes(b"")

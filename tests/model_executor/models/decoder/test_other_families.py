@@ -10,7 +10,12 @@ import torch
 
 from tests.model_executor.model_loader.gguf_families import write_family, write_recurrent_family
 from tests.model_executor.model_loader.test_gguf import load
-from tests.model_executor.models.decoder.building import build_model, make_harness
+from tests.model_executor.models.decoder.building import (
+    assert_same_weights,
+    build_model,
+    make_harness,
+    wrap_text,
+)
 from tests.model_executor.models.decoder.checkpoints import assert_greedy
 from tests.model_executor.models.decoder.other_families import OTHER_FAMILIES, RECURRENT_FAMILIES
 from tests.model_executor.models.decoder.reference import (
@@ -112,3 +117,29 @@ def test_a_gguf_file_of_recurrent_layers_is_the_same_model(family: str, tmp_path
     token_ids = random_tokens(60, 3)
     runs = [make_harness(each, 32).run(token_ids, [60]) for each in (found, expected)]
     torch.testing.assert_close(*runs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_a_wrapper_with_vision_is_its_text(prefix: str) -> None:
+    raw = OTHER_FAMILIES["mistral3"]
+    state = dict(build_hf_model(raw, seed=7).state_dict())
+    name = "Mistral3ForConditionalGeneration"
+    wrapper, tensors = wrap_text(raw, state, name, "mistral3", prefix)
+    tensors["vision_tower.ln_pre.weight"] = torch.ones(3)
+    model = build_model(wrapper, tensors)
+    assert model.config.placeholder_ids == (10,)
+    assert_same_weights(model, build_model(raw, state))
+    old = {k: v for k, v in raw.items() if k != "rope_parameters"}
+    old |= {"model_type": "mistral", "rope_theta": 1e4}
+    parsed = resolve_model([name]).parse_config({**wrapper, "text_config": old})
+    assert not any(layer.window for layer in parsed.layers)
+
+
+def test_old_files_of_latent_attention_have_one_matrix_by_head(tmp_path: Path) -> None:
+    raw, path = OTHER_FAMILIES["deepseek2"], tmp_path / "model.gguf"
+    state = dict(build_hf_model(raw, seed=7).state_dict())
+    write_family("deepseek2", raw, state, path, has_whole_heads=True)
+    found, expected = load(path), build_model(raw, state)
+    token_ids = random_tokens(20, 3)
+    runs = [make_harness(model).run(token_ids, [20]) for model in (found, expected)]
+    assert torch.equal(*runs)
