@@ -55,6 +55,7 @@ class Option:
         limit: What a value must be; None is always allowed where it is the default.
         parse: Reads the flag's text; None: as the field's type says.
         many: Whether the flag takes several values.
+        count: How many it takes, if more than one and always as many; 0: see ``many``.
         metavar: Stands for the value in ``--help``.
         more: What the page says beside ``text``, as Markdown.
     """
@@ -67,7 +68,8 @@ class Option:
     limit: Limit | None = None
     parse: Callable[[str], Any] | None = None
     many: bool = False
-    metavar: str | None = None
+    count: int = 0
+    metavar: str | tuple[str, ...] | None = None
     more: str = ""
 
 

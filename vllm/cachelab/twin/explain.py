@@ -185,7 +185,7 @@ def run_explain(args: argparse.Namespace) -> int:
         raw: Mapping[str, Any] = fetch_explanation(args.url, args.request_id, args.api_key)
         print(json.dumps(raw, indent=2))
         return 0
-    explainer = Explainer(load(args), finds_remedies=not args.no_remedies)
+    explainer = Explainer(load(args), finds_remedies=args.remedies)
     made = explainer.explain(args.request_id)
     if args.json:
         print(json.dumps(to_json(made)))

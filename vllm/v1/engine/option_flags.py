@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_origin
 
 from vllm.config.options import NamedOption, find_option, options_of, plain_type
@@ -10,13 +12,21 @@ from vllm.utils.argparse_utils import human_int, json_object
 from vllm.utils.flag_text import filled_text
 
 
-def add_option_flags(parser: argparse.ArgumentParser, owner: type) -> None:
-    """Add the flags of ``owner``'s options, in groups, each in the order of its fields."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
+def add_option_flags(
+    parser: argparse.ArgumentParser, owner: type, about: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Add the flags of ``owner``'s options, in groups, each in the order of its fields.
+
+    Args:
+        parser: Groups that it has are gone on with.
+        owner: A dataclass.
+        about: What ``--help`` says below the headings of groups.
+    """
+    groups = {str(group.title): group for group in parser._action_groups}
     for option in options_of(owner):
         name = option.about.group
         if name not in groups:
-            groups[name] = parser.add_argument_group(name)
+            groups[name] = parser.add_argument_group(name, about.get(name))
         _add_flag(groups[name], option)
 
 
@@ -30,8 +40,8 @@ def _add_flag(group: argparse._ArgumentGroup, option: NamedOption) -> None:
         given["metavar"] = about.metavar
         if about.choices:
             given["choices"] = about.choices
-        if about.many:
-            given["nargs"] = "+"
+        if about.many or about.count:
+            given["nargs"] = about.count or "+"
     group.add_argument(option.flag, *about.also, **given)
 
 
@@ -45,8 +55,8 @@ def _find_parser(option: NamedOption) -> Any:
     plain = plain_type(option.type)
     if plain is int:
         return human_int
-    if plain is float:
-        return float
+    if plain in (float, Path):
+        return plain
     if get_origin(plain) in (dict, Mapping):
         return json_object
     # Where no text is what the default says, it may be said.
