@@ -104,3 +104,14 @@ async def test_malformed_diagnostics_are_refused(served: Served, wrong: Any) -> 
     reply = await served.client.post(URL, json=body)
     assert reply.status_code == 400
     assert "diagnostics" in reply.json()["error"]["message"]
+
+
+async def test_what_was_written_is_told_by_its_lifetime(served: Served) -> None:
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    system = [{"type": "text", "text": LONG, "cache_control": mark}]
+    usage = (await create(served, system=system, messages=SAID)).usage
+    created = usage.cache_creation
+    assert created.ephemeral_1h_input_tokens > 50
+    assert created.ephemeral_5m_input_tokens > 50
+    total = created.ephemeral_1h_input_tokens + created.ephemeral_5m_input_tokens
+    assert total == usage.cache_creation_input_tokens

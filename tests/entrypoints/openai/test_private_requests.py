@@ -69,3 +69,14 @@ async def test_to_keep_the_response_is_a_contradiction(served: Served, keeps: st
     answer = await served.client.post("/v1/responses", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "skip_cache_insert"
+
+
+async def test_chats_say_what_they_wrote(served: Served) -> None:
+    route = "/v1/chat/completions"
+    unit = served.context.config.cache_config.block_size
+    told = []
+    for num_cached, headers in ((0, {}), (10_000, {}), (0, NO_STORE)):
+        served.engine.num_cached_tokens = num_cached
+        reply = await served.client.post(route, json=BODIES[route], headers=headers)
+        told.append(reply.json()["usage"]["prompt_tokens_details"]["cache_write_tokens"])
+    assert told == [len(served.engine.jobs[0][0]) // unit * unit, 0, 0]

@@ -28,7 +28,10 @@ async def test_an_answer(served: Served) -> None:
     assert [entry["logprob"] for entry in content] == [-2.5] * 4
     assert [len(entry["top_logprobs"]) for entry in content] == [2] * 4
     assert b"".join(bytes(entry["bytes"]) for entry in content) == b"One two,"
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert answer["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 2,
+        "cache_write_tokens": 0,
+    }
 
 
 async def test_the_answer_may_fill_the_context(served: Served) -> None:

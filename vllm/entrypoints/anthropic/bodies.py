@@ -38,6 +38,13 @@ class ThinkingTokens(msgspec.Struct):
     thinking_tokens: int
 
 
+class CacheCreation(msgspec.Struct):
+    """Tokens written to the prefix cache, by how long they are kept at least."""
+
+    ephemeral_1h_input_tokens: int
+    ephemeral_5m_input_tokens: int
+
+
 class MessageUsage(msgspec.Struct):
     """Tokens of one message. The three kinds of input add up to the prompt.
 
@@ -47,6 +54,7 @@ class MessageUsage(msgspec.Struct):
         cache_creation_input_tokens: Computed, and in the prefix cache now.
         miss_tokens: Those that were computed, by reason: with ``--enable-prompt-tokens-details``.
         dense_match_tokens: How far the caches that keep everything matched; likewise.
+        cache_creation: ``cache_creation_input_tokens`` by their lifetime.
     """
 
     input_tokens: int
@@ -56,6 +64,7 @@ class MessageUsage(msgspec.Struct):
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
+    cache_creation: CacheCreation | UnsetType = UNSET
 
 
 class MessageBody(msgspec.Struct, tag_field="type", tag="message"):

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vllm.entrypoints.anthropic.bodies import (
+    CacheCreation,
     Event,
     MessageBody,
     MessageUsage,
@@ -30,6 +31,7 @@ from vllm.entrypoints.openai.pipeline.single_answer import SingleAnswer, prepare
 from vllm.entrypoints.openai.request_scope import RequestScope, header_request_id, open_scope
 
 _NO_USAGE = MessageUsage(0, 0, 0, 0)
+_HOUR_S = 3600.0
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -150,12 +152,13 @@ def _stop_reason(delta: AnswerDelta) -> tuple[str, str | None]:
 
 
 def _usage(answer: SingleAnswer, is_whole: bool = True) -> MessageUsage:
-    counts = answer.counts
+    counts, num_long = answer.counts, answer.count_written(_HOUR_S)
     usage = MessageUsage(
         input_tokens=counts.prompt - counts.cached - counts.written,
         output_tokens=counts.answer,
         cache_read_input_tokens=counts.cached,
         cache_creation_input_tokens=counts.written,
+        cache_creation=CacheCreation(num_long, counts.written - num_long),
         miss_tokens=counts.miss_tokens,
         dense_match_tokens=counts.dense_match_tokens,
     )

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -13,7 +13,11 @@ from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
 from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
-from vllm.entrypoints.openai.protocol.fields import check_extra_fields, ignored_fields_header
+from vllm.entrypoints.openai.protocol.fields import (
+    IGNORED_FIELDS,
+    check_extra_fields,
+    ignored_fields_header,
+)
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.sampling import read_options
 from vllm.exceptions import UserInputError
@@ -42,6 +46,13 @@ class RequestScope:
     headers: dict[str, str]
     raw_request: Request
     note_gone: Callable[[], None]
+
+    def with_ignored(self, name: str) -> "RequestScope":
+        """Return the same with one more field that has no effect."""
+        told = self.headers.get(IGNORED_FIELDS)
+        return replace(
+            self, headers={**self.headers, IGNORED_FIELDS: f"{told}, {name}" if told else name}
+        )
 
     def stream(
         self,

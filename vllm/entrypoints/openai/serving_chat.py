@@ -38,7 +38,12 @@ from vllm.entrypoints.openai.protocol.responses import (
     ChatLogprobs,
     unix_now,
 )
-from vllm.entrypoints.openai.request_scope import RequestScope, make_stream, open_scope
+from vllm.entrypoints.openai.request_scope import (
+    RequestScope,
+    leaves_nothing,
+    make_stream,
+    open_scope,
+)
 from vllm.entrypoints.openai.sampling import (
     LogprobsOptions,
     check_logprobs,
@@ -99,8 +104,11 @@ class _Chat:
         return chat_logprobs(token_ids, rows or [], num_top, as_ids)
 
     def usage_counter(self) -> UsageCounter:
+        cache = self.context.config.cache_config
+        inserts = not leaves_nothing(self.scope.raw_request, self.body)
         return UsageCounter(
             [len(self.prepared.prompt.token_ids)],
+            cache_unit=cache.block_size if cache.enable_prefix_caching and inserts else 0,
             shows_misses=self.context.args.enable_prompt_tokens_details,
         )
 

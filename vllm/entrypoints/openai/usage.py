@@ -24,10 +24,17 @@ class UsageCounter:
         shows_misses: Whether to say why prompt tokens had to be computed.
         counts_answers: Whether the answers were asked for: a prompt's log probabilities come with
             the first token of one.
+        cache_unit: Tokens that the prefix cache keeps at once, to say how many were written; 0:
+            none are, None: it is not told.
     """
 
     def __init__(
-        self, prompt_lens: Sequence[int], *, shows_misses: bool = False, counts_answers: bool = True
+        self,
+        prompt_lens: Sequence[int],
+        *,
+        shows_misses: bool = False,
+        counts_answers: bool = True,
+        cache_unit: int | None = None,
     ) -> None:
         self._num_prompt_tokens = sum(prompt_lens)
         self._shows_misses = shows_misses
@@ -36,6 +43,7 @@ class UsageCounter:
         self._num_completion_tokens = 0
         self._last: RequestStateStats | None = None
         self._counts_answers = counts_answers
+        self._prompt_lens, self._cache_unit = prompt_lens, cache_unit
         self._num_reasoning: dict[int, int] = {}
 
     def add(self, item: JobOutput) -> None:
@@ -75,6 +83,10 @@ class UsageCounter:
 
     def _details(self) -> PromptTokensDetails:
         details = PromptTokensDetails(sum(self._num_cached))
+        if (unit := self._cache_unit) is not None:
+            pairs = zip(self._prompt_lens, self._num_cached, strict=True)
+            full = [(num // unit * unit if unit else 0, cached) for num, cached in pairs]
+            details.cache_write_tokens = sum(max(end - cached, 0) for end, cached in full)
         if self._shows_misses:
             known = [prefill for prefill in self._prefills if prefill is not None]
             details.dense_match_tokens = sum(prefill.dense_match_tokens for prefill in known)

@@ -163,3 +163,37 @@ def test_another_key_on_several_cores_is_a_reason() -> None:
     kinds = [diagnose(found, PromptLookup(0, 32, cores)).__struct_config__.tag for cores in (1, 2)]
     assert kinds == ["unavailable", "cache_miss"]
     assert diagnose(found, PromptLookup(0, None, 1)).__struct_config__.tag == "unavailable"
+
+
+async def test_explicit_without_marks_neither_reads_nor_writes(served: Served) -> None:
+    body = {**ASKED, "prompt_cache_options": {"mode": "explicit"}}
+    reply = await served.client.post("/v1/responses", json=body)
+    assert "x-ignored-fields" not in reply.headers
+    told = reply.json()
+    assert told["prompt_cache_options"]["mode"] == "explicit"
+    assert told["usage"]["input_tokens_details"]["cache_write_tokens"] == 0
+    assert served.engine.options[-1].skip_cache_insert is True
+    assert served.engine.jobs[-1][1].skip_reading_prefix_cache is True
+    # It is remembered all the same, and the next one uses the cache again.
+    assert (await answered(served, told["id"])).prompt_cache_diagnostics.type == "unavailable"
+    assert served.engine.options[-1].skip_cache_insert is False
+
+
+async def test_what_was_written_is_told_by_its_lifetime(served: Served) -> None:
+    mark = {"mode": "explicit", "ttl": "12h"}
+    parts = [{"type": "input_text", "text": LONG, "prompt_cache_breakpoint": mark}]
+    parts.append({"type": "input_text", "text": LONG})
+    body = {"input": [{"role": "user", "content": parts}]}
+    options = {"mode": "explicit", "prewarm": True}
+    reply = await served.client.post(
+        "/v1/responses", json={**body, "prompt_cache_options": options}
+    )
+    ignored = reply.headers["x-ignored-fields"].split(", ")
+    assert ignored == ["prompt_cache_options.prewarm", "prompt_cache_options.mode"]
+    response = await create(served, **body)
+    details = response.usage.input_tokens_details
+    written = details.cache_write_tokens_details
+    assert written.ttl_12h_tokens + written.ttl_30m_tokens == details.cache_write_tokens
+    (place,) = served.engine.options[-1].cache_ttls
+    assert written.ttl_12h_tokens == place > 100
+    assert written.ttl_30m_tokens > 50

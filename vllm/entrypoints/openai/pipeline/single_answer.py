@@ -46,6 +46,7 @@ class AnswerRequest:
         field_names: From the fields of chats to those of the API that was called, for errors.
         max_tokens: Of the answer; None: what is left of the context.
         top_logprobs: Likely tokens to report per token; None: no log probabilities.
+        bypasses_cache: Whether it neither reads what is cached nor leaves anything.
     """
 
     task: ChatTask
@@ -53,6 +54,7 @@ class AnswerRequest:
     field_names: Mapping[str, str]
     max_tokens: int | None = None
     top_logprobs: int | None = None
+    bypasses_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +175,21 @@ class SingleAnswer:
         is_first, self._has_skipped = not self._has_skipped, True
         return self._reasoning.num_tokens if is_first else 0
 
+    def count_written(self, ttl_s: float) -> int:
+        """Return how much of what was written lies below marks that last at least so long."""
+        counts = self.counts
+        marks = self._chat.prompt.cache_ttls.items()
+        end = max((offset for offset, seconds in marks if seconds >= ttl_s), default=0)
+        return min(counts.written, max(end - counts.cached, 0))
+
     @property
     def counts(self) -> TokenCounts:
         """The tokens so far."""
         usage = self._usage.usage
         cached = usage.prompt_tokens_details.cached_tokens
         written = 0
-        if self._cache_unit is not None and not self._leaves_nothing:
+        inserts = not (self._leaves_nothing or self._sampling.skip_cache_insert)
+        if self._cache_unit is not None and inserts:
             full = usage.prompt_tokens // self._cache_unit * self._cache_unit
             written = max(full - cached, 0)
         details = usage.prompt_tokens_details
@@ -209,11 +219,15 @@ async def prepare_answer(
         UserInputError: A field is wrong.
     """
     sampling = request.sampling.model_copy(update={"stream": streams})
+    private = leaves_nothing(scope.raw_request, sampling)
+    if request.bypasses_cache:
+        sampling = sampling.model_copy(update={"skip_cache_insert": True})
     names = structure_names(request.task, sampling, request.field_names)
     with fields_named(names):
         chat, params = await _prepare(request, sampling, context)
+        if request.bypasses_cache:
+            params.skip_reading_prefix_cache = True
         stream = make_stream(scope, sampling, [chat.prompt], lambda _: params, context, names)
-    private = leaves_nothing(scope.raw_request, sampling)
     return SingleAnswer(chat, stream, context, params.logprobs, sampling, leaves_nothing=private)
 
 

@@ -16,6 +16,7 @@ from vllm.exceptions import UnsupportedFeatureError
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+IGNORED_FIELDS = "X-Ignored-Fields"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +170,4 @@ def ignored_fields_header(ignored: list[str]) -> dict[str, str]:
     # Field names are the client's text: only what a header can carry, and not without end.
     shown = [name.encode("ascii", "backslashreplace").decode() for name in ignored[:32]]
     printable = ["".join(c if 32 < ord(c) < 127 else "?" for c in name[:64]) for name in shown]
-    return {"X-Ignored-Fields": ", ".join(printable)}
+    return {IGNORED_FIELDS: ", ".join(printable)}

@@ -17,6 +17,7 @@ class PromptTokensDetails(msgspec.Struct):
 
     Attributes:
         cached_tokens: Read from the prefix cache.
+        cache_write_tokens: Computed, and in it now: of chats, whatever the settings.
         dense_match_tokens: How far the caches that keep everything matched; what it exceeds
             ``cached_tokens`` by was lost to window state.
         miss_tokens: The tokens that had to be computed, by reason; they add up to
@@ -28,6 +29,7 @@ class PromptTokensDetails(msgspec.Struct):
     """
 
     cached_tokens: int
+    cache_write_tokens: int | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
     external_tokens: int | UnsetType = UNSET

@@ -57,6 +57,13 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 
 
+class CacheWriteTokens(msgspec.Struct):
+    """Tokens written to the prefix cache, by how long they are kept at least."""
+
+    ttl_12h_tokens: int
+    ttl_30m_tokens: int
+
+
 class InputTokensDetails(msgspec.Struct):
     """Tokens read from the prefix cache, and tokens it did not hold but holds now.
 
@@ -66,6 +73,7 @@ class InputTokensDetails(msgspec.Struct):
 
     cached_tokens: int
     cache_write_tokens: int
+    cache_write_tokens_details: CacheWriteTokens | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
 

@@ -104,6 +104,12 @@ def make_call(
     num_bytes = check_encodable(items, "input")
     conversation = _conversation(body, items, store)
     request = _make_answer_request(body, conversation, context)
+    options = read_cache_options(body.prompt_cache_options)
+    if options is not None and options.mode == "explicit":
+        if request.task.breakpoints:
+            scope = scope.with_ignored("prompt_cache_options.mode")
+        else:
+            request = replace(request, bypasses_cache=True)
     if INCLUDE_LOGPROBS in include:
         request = replace(request, top_logprobs=body.top_logprobs or 0)
     return ResponsesCall(

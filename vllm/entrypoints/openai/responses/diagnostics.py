@@ -110,7 +110,7 @@ def read_cache_options(value: Mapping[str, Any] | None) -> PromptCacheOptions | 
 
 def find_hints(value: Mapping[str, Any] | None) -> list[str]:
     """Return the fields of ``prompt_cache_options`` that ask for what is not done."""
-    neutral: dict[str, Any] = {"mode": "implicit", "ttl": None, "prewarm": False}
+    neutral: dict[str, Any] = {"ttl": None, "prewarm": False}
     given = {name: (value or {}).get(name) for name in neutral}
     return [
         f"prompt_cache_options.{name}"

@@ -14,7 +14,7 @@ from vllm.tokenizers.breakpoints import Breakpoint
 from vllm.tokenizers.tool_calls import read_arguments
 
 MAX_BREAKPOINTS = 16
-_TTL_S = {"30m": 1800.0, "12h": 43200.0}
+TTL_S = {"30m": 1800.0, "12h": 43200.0}
 _INPUT_ROLES = ("user", "system", "developer")
 _TEXT_TYPES = ("input_text", "output_text", "text")
 _ID_PREFIX_OF_TYPE = {
@@ -133,9 +133,9 @@ def _read_ttl(where: str, mark: Any) -> float | None:
     if not isinstance(mark, Mapping) or mark.get("mode") != "explicit":
         _refuse(where, 'must be an object with mode "explicit"')
     ttl = mark.get("ttl")
-    if ttl is not None and (not isinstance(ttl, str) or ttl not in _TTL_S):
-        _refuse(f"{where}.ttl", f"is {str(ttl)[:60]!r}: use one of {', '.join(_TTL_S)}")
-    return None if ttl is None else _TTL_S[ttl]
+    if ttl is not None and (not isinstance(ttl, str) or ttl not in TTL_S):
+        _refuse(f"{where}.ttl", f"is {str(ttl)[:60]!r}: use one of {', '.join(TTL_S)}")
+    return None if ttl is None else TTL_S[ttl]
 
 
 def _read_call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:

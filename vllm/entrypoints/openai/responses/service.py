@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.pipeline.chat_task import prepare_chat
 from vllm.entrypoints.openai.pipeline.single_answer import SingleAnswer, prepare_answer
 from vllm.entrypoints.openai.responses.background import BackgroundResponse, BackgroundResponses
 from vllm.entrypoints.openai.responses.bodies import (
+    CacheWriteTokens,
     DeletedBody,
     InputItemsBody,
     InputTokensBody,
@@ -40,7 +41,7 @@ from vllm.entrypoints.openai.responses.diagnostics import (
     with_details,
 )
 from vllm.entrypoints.openai.responses.events import Event, encode_events
-from vllm.entrypoints.openai.responses.input_items import read_input
+from vllm.entrypoints.openai.responses.input_items import TTL_S, read_input
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from vllm.exceptions import UserInputError
@@ -351,11 +352,15 @@ class _AskedAnswer:
 
 
 def _usage(answer: SingleAnswer) -> ResponseUsage:
-    counts = answer.counts
+    counts, num_long = answer.counts, answer.count_written(TTL_S["12h"])
     return ResponseUsage(
         input_tokens=counts.prompt,
         input_tokens_details=InputTokensDetails(
-            counts.cached, counts.written, counts.miss_tokens, counts.dense_match_tokens
+            counts.cached,
+            counts.written,
+            CacheWriteTokens(num_long, counts.written - num_long),
+            counts.miss_tokens,
+            counts.dense_match_tokens,
         ),
         output_tokens=counts.answer,
         output_tokens_details=OutputTokensDetails(counts.reasoning),
