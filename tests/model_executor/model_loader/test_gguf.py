@@ -21,6 +21,8 @@ from tests.model_executor.model_loader.gguf_files import (
 from tests.model_executor.models.decoder.building import build_model, make_harness
 from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model, qwen3_5
 from tests.model_executor.models.hf_reference import random_tokens
+from tests.native.test_library import make_context
+from tests.native.test_panels import BINDER
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError, VllmError
 from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_FORMS, read_blocks
 from vllm.model_executor.layers.quantization.gguf_low_bits import LOW_BIT_FORMS
@@ -34,6 +36,7 @@ from vllm.model_executor.models.registry import resolve_model
 from vllm.native.packing import find_block_packer
 from vllm.utils.gguf_file import read_gguf
 from vllm.v1.attention.ops.registry import get_reference_op
+from vllm.v1.attention.ops.stored import Inputs
 
 # Rows of 256 values suit every type.
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
@@ -397,6 +400,29 @@ def test_no_header_crashes_or_hangs_the_reader(whole_file: bytes, tmp_path: Path
 def read_gguf_header_bytes(data: bytes, path: Path) -> int:
     path.write_bytes(data)
     return min(tensor.offset for tensor in read_gguf(path).tensors.values())
+
+
+def test_no_blocks_crash_what_loads_and_multiplies_them() -> None:
+    rng, context = np.random.default_rng(3), make_context(1)
+    refused = 0
+    for round_number in range(4):
+        for name, form in BLOCK_FORMS.items():
+            blocks = rng.integers(0, 256, (3, 2 * form.num_bytes), dtype=np.uint8)
+            if round_number == 1:
+                blocks[:] = rng.choice(
+                    np.array([0, 0x7C, 0x7F, 0x80, 0xFF], np.uint8), blocks.shape
+                )
+            inputs: Inputs = "whole" if round_number % 2 else "bytes by group"
+            try:
+                rows = read_blocks(name, torch.from_numpy(blocks), find_block_packer(1))
+                packed = PackedRows(rows, name, inputs)
+            except CheckpointError:
+                refused += 1  # a number that is none
+                continue
+            x, output = torch.ones(2, packed.num_columns), torch.empty(2, 3)
+            context.matmul(BINDER.rows(packed), x, output)
+            assert torch.equal(output[0], output[1])
+    assert 0 < refused < 3 * len(BLOCK_FORMS)
 
 
 @pytest.mark.parametrize(

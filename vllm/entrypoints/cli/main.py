@@ -10,6 +10,7 @@ from vllm.entrypoints.cli import (
     chat,
     collect_env,
     complete,
+    inspect,
     parse,
     render,
     run_batch,
@@ -19,7 +20,7 @@ from vllm.exceptions import VllmError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.version import BANNER
 
-_COMMANDS = (serve, chat, complete, parse, render, run_batch, bench, cache, collect_env)
+_COMMANDS = (serve, chat, complete, inspect, parse, render, run_batch, bench, cache, collect_env)
 _EXIT_USAGE = 2
 
 

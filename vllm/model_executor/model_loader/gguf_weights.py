@@ -13,9 +13,8 @@ import torch
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.code_layouts import check_whole_scale
 from vllm.model_executor.layers.quantization.gguf_blocks import (
-    BLOCK_FORMS,
     BlockPacker,
-    kept_block_bytes,
+    kept_bytes,
     read_blocks,
     scale_whole,
 )
@@ -94,7 +93,7 @@ class GgufWeights(MatrixStorages):
             sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + stored.num_bytes
         total = max(1, sum(sizes.values()))
         shares = sorted(sizes.items(), key=lambda item: -item[1])
-        kept = sum(size * _growth(tensor_type) for tensor_type, size in sizes.items())
+        kept = sum(kept_bytes(name, size) for name, size in sizes.items())
         parts = ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in shares)
         return f"{parts}; {total / 1e9:.2f} GB in the file, {kept / 1e9:.2f} GB in memory"
 
@@ -172,13 +171,6 @@ class GgufWeights(MatrixStorages):
         """See ``WeightQuantization``: plain bf16 matrices stay as stored."""
         types = {self._tensors[name][1].dtype for name in names if name in self._tensors}
         return torch.bfloat16 if types == {"BF16"} else None
-
-
-def _growth(type_name: str) -> float:
-    """Returns how many bytes of memory a byte of the file takes."""
-    if type_name in BLOCK_FORMS:
-        return kept_block_bytes(type_name) / BLOCK_FORMS[type_name].num_bytes
-    return 2.0 if type_name == "F16" else 1.0
 
 
 class _SiblingStorage(PackingStorage):

@@ -92,6 +92,14 @@ def kept_block_bytes(type_name: str) -> float:
     return packed.nbytes / (PANEL * num_blocks)
 
 
+def kept_bytes(type_name: str, num_bytes: int) -> int:
+    """Return what a processor's memory holds of so many bytes of a file, of any type."""
+    form = BLOCK_FORMS.get(type_name)
+    if form is None:
+        return 2 * num_bytes if type_name == "F16" else num_bytes
+    return round(num_bytes / form.num_bytes * kept_block_bytes(type_name))
+
+
 def _nibbles(at: int, run_bytes: int, signs: int = 0) -> ReadCodes:
     """Returns what reads words of half-split runs behind so many bytes."""
 
