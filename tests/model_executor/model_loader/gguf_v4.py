@@ -121,7 +121,12 @@ def find_name(name: str, num_layers: int) -> str:
 
 
 def write_v4(
-    raw: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path, kinds: Kinds
+    raw: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    path: Path,
+    kinds: Kinds,
+    *,
+    is_numbered: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Writes a file, and beside it ``mtp-`` one of the block if there is one; returns the twin."""
     layers = raw["num_hidden_layers"]
@@ -135,6 +140,9 @@ def write_v4(
 
     def add(is_draft: bool, name: str, value: np.ndarray) -> np.ndarray:
         kind = kinds(name) if value.ndim > 1 else Type.F32
+        if is_draft and not is_numbered:
+            name = name.replace("output_hc_", "mtp.0.hc_head_").replace(f"blk.{layers}.", "mtp.0.")
+            name = name.replace("nextn.", "").replace("shared_head_norm", "norm")
         flat = np.ascontiguousarray(value.reshape(-1, value.shape[-1]))
         stored, decoded = store(kind, flat, len(name))
         writers[is_draft].add_tensor(
@@ -164,7 +172,10 @@ def write_v4(
         names = [own[expert][0] for expert in range(len(own))]
         values = add(is_draft, stored_name, np.stack([own[e][1] for e in range(len(own))]))
         twin |= {name: torch.from_numpy(v.copy()) for name, v in zip(names, values, strict=True)}
-    if pair:
+    if pair and not is_numbered:
+        for name, half in pair.items():
+            twin[name] = torch.from_numpy(add(True, name, half).copy())
+    elif pair:
         halves = [pair[f"mtp.0.{half}.weight"] for half in ("e_proj", "h_proj")]
         joined = add(True, f"blk.{layers}.nextn.eh_proj.weight", np.concatenate(halves, 1))
         for half, value in zip(("e_proj", "h_proj"), np.split(joined, 2, 1), strict=True):

@@ -138,6 +138,16 @@ def test_without_its_second_file_it_drafts_nothing(
         read_gguf_config(path, other.with_name("mtp-other.gguf"))
 
 
+def test_a_block_without_a_number_is_the_same(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    path = tmp_path / "v4.gguf"
+    twin = write_v4(RAW, tensors, path, as_floats, is_numbered=False)
+    found = load(path, tmp_path / "mtp-v4.gguf").weight_slots()
+    assert set(found) == set(twin)
+    assert all(torch.equal(slot, twin[name]) for name, slot in found.items())
+
+
 def write_header(path: Path, architecture: str, **keys: Any) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in keys.items():

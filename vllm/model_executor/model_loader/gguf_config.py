@@ -9,6 +9,7 @@ from vllm.model_executor.model_loader.gguf_architectures import Architecture, fi
 from vllm.model_executor.model_loader.gguf_keys import Keys
 from vllm.utils.gguf_file import GgufFile, read_gguf
 
+_UNNUMBERED = "mtp.0.e_proj.weight"
 _DRAFTING = "nextn_predict_layers"
 # Tokens that end an answer, by the names of their keys, and by how they are spelled: of those that
 # are no text.
@@ -95,7 +96,9 @@ def check_drafts(file: GgufFile, drafts: GgufFile) -> None:
             "use method 'ngram'"
         )
     widths = [find_keys(each).integer("embedding_length") for each in (file, drafts)]
-    layers = [count_layers(each) for each in (file, drafts)]
+    # A block that is named by no number may follow any layer.
+    is_numbered = _UNNUMBERED not in drafts.tensors
+    layers = [count_layers(each) for each in (file, drafts if is_numbered else file)]
     if widths[0] != widths[1] or layers[0] != layers[1]:
         raise ConfigError(
             f"{asked}: it is of a model of {layers[1]} layers {widths[1]} wide, not of "
@@ -106,9 +109,7 @@ def check_drafts(file: GgufFile, drafts: GgufFile) -> None:
 def _has_drafts(file: GgufFile, own: Architecture) -> bool:
     """Whether a block behind the layers drafts: files may count one that they have not."""
     first = f"blk.{count_layers(file)}.nextn.eh_proj.weight"
-    return own.drafts is not None and (
-        first in file.tensors or "mtp.0.e_proj.weight" in file.tensors
-    )
+    return own.drafts is not None and (first in file.tensors or _UNNUMBERED in file.tensors)
 
 
 def _read_common(keys: Keys) -> dict[str, Any]:
