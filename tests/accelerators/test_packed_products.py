@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.accelerators.comparing import assert_near
 from tests.accelerators.test_elementwise import random
 from tests.native.test_panels import CASES, decode, make_packed
+from vllm.model_executor.layers.quantization.low_bit_words import LOW_BIT_KINDS
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.model_executor.layers.quantization.stacking import stack_stored
@@ -44,7 +45,9 @@ def count_launches() -> Iterator[list[str]]:
 
 
 # Codes of six bits and FP8 panels are kept by CPUs alone.
-DEVICE_CASES = [case for case in CASES if case[0] not in ("int6", "e4m3")]
+# What accelerators keep in other codes.
+CPU_KINDS = LOW_BIT_KINDS | {"int6", "e4m3", "odd4"}
+DEVICE_CASES = [case for case in CASES if case[0] not in CPU_KINDS]
 FORMS: list[Inputs] = ["whole", "bytes by row", "bytes by group"]
 linear, grouped_linear = get_triton_op("stored_linear"), get_triton_op("stored_grouped_linear")
 read_rows = get_triton_op("read_stored_rows")
