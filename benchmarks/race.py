@@ -3,7 +3,8 @@
 Random weights of a shape people run are written as files, one for each format, and each engine gets
 its own process over the same file. Rounds alternate between them; a figure is the best round's
 tokens per second of processor time (``--threads 1``: that of one core, whatever else the machine
-does).
+does), or with ``--clock wall`` of wall time. ``--contexts 16 2000 8000`` decodes behind prompts of
+so many tokens, each request with its own copy of their rows unless ``--shared`` says otherwise.
 
 GGUF files are raced against llama.cpp, which comes compiled with the npm package node-llama-cpp;
 DIR is a folder in which ``npm install --ignore-scripts node-llama-cpp`` was run. Folders (``bf16``,
@@ -32,7 +33,7 @@ from benchmarks.race_files import FOLDERS, FORMATS, SHAPES, describe, find_model
 HERE = Path(__file__).resolve().parent
 SHORT_PROMPT = 16
 SEED = 5
-_ENGINE_ARGS = ("{path}", "{length}", "{dtype}")
+_ENGINE_ARGS = ("{path}", "{length}", "{dtype}", "{cache}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,15 @@ class Task:
     prompt: int
     together: int
     count: int
+    shares: bool = False
 
     @property
     def name(self) -> str:
         """Of its column."""
         if self.kind == "prefill":
             return f"prefill of {self.prompt}"
-        return f"decode, {self.together} at a time"
+        at = "" if self.prompt == SHORT_PROMPT else f" at {self.prompt}"
+        return f"decode{at}, {self.together} at a time" + (", shared" if self.shares else "")
 
     @property
     def tokens(self) -> int:
@@ -80,10 +83,12 @@ class Task:
 class Runner:
     """An engine's process over one file."""
 
-    def __init__(self, engine: Engine, path: Path, threads: int, length: int) -> None:
+    def __init__(
+        self, engine: Engine, path: Path, threads: int, length: int, cache: str = "1"
+    ) -> None:
         # The matrices' type; packed ones of a folder take the inputs that its config.json names.
         dtype = "bfloat16" if "BF16" in path.name or path.is_dir() else "float32"
-        names = {"path": path, "threads": threads, "length": length, "dtype": dtype}
+        names = {"path": path, "threads": threads, "length": length, "dtype": dtype, "cache": cache}
         command = [part.format(**names) for part in engine.command]
         self._process = subprocess.Popen(
             command,
@@ -180,14 +185,15 @@ def race(
         scratch = args.files or Path(folder)
         path = find_model(args.shape, args.layers, args.vocab, form, scratch)
         length = max(task.prompt + task.count for task in tasks) + 8
-        runners = {e.name: Runner(e, path, args.threads, length) for e in engines}
+        cache = f"{args.cache_gib}{' shared' if args.shared else ''}"
+        runners = {e.name: Runner(e, path, args.threads, length, cache) for e in engines}
         for task in tasks:
             message = task.to_message(vocab)
             own = [engine.name for other, engine in missing if other == task]
             spent: dict[str, list[float]] = {name: [] for name in own}
             for _ in range(args.repeats):
                 for name in own:
-                    spent[name].append(runners[name].run(message))
+                    spent[name].append(runners[name].ask(message)[f"{args.clock}_s"])
             for name, seconds in spent.items():
                 kept[f"{form}/{task.name}/{name}"] = task.tokens / min(seconds)
             args.results.write_text(json.dumps(kept, indent=1))
@@ -209,6 +215,17 @@ def main() -> None:
     formats = [*FORMATS, *FOLDERS]
     parser.add_argument("--formats", nargs="+", choices=formats, default=list(FORMATS))
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 1024, 8192])
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=[SHORT_PROMPT], help="prompts of decode tasks"
+    )
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="this engine's requests share their prompt's cache, as they do by default; prompts "
+        "are not raced then",
+    )
+    parser.add_argument("--cache-gib", type=int, default=1, help="of this engine's KV cache")
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     parser.add_argument("--together", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
@@ -218,8 +235,13 @@ def main() -> None:
         for form in args.formats:
             find_model(args.shape, args.layers, args.vocab, form, args.files)
         return
-    tasks = [Task("decode", SHORT_PROMPT, together, args.count) for together in args.together]
-    tasks += [Task("prefill", prompt, 1, 1) for prompt in args.prompts]
+    tasks = [
+        Task("decode", context, together, args.count, args.shared)
+        for context in args.contexts
+        for together in args.together
+    ]
+    if not args.shared:
+        tasks += [Task("prefill", prompt, 1, 1) for prompt in args.prompts]
     kept = json.loads(args.results.read_text()) if args.results.exists() else {}
     for form in args.formats:
         race(form, list_engines(form, args), tasks, args, kept)

@@ -1,7 +1,9 @@
 """What ``benchmarks.race`` times: this engine's process, or the vllm-project's CPU package's:
 
-    python -m benchmarks.race_engine PATH MAX_MODEL_LEN DTYPE   # this engine
-    PYTHON race_engine.py PATH MAX_MODEL_LEN DTYPE              # the one that PYTHON's ``vllm`` is
+    python -m benchmarks.race_engine PATH MAX_MODEL_LEN DTYPE CACHE   # this engine
+    PYTHON race_engine.py PATH MAX_MODEL_LEN DTYPE CACHE              # that of PYTHON's ``vllm``
+
+CACHE: the KV cache's GiB, and " shared" where requests may share what they have in common.
 
 Reads lines of JSON {kind, tokens, together, count} and answers each with {cpu_s, wall_s}. Both
 packages are named ``vllm`` and have the calls that are made here, so nothing else may be imported.
@@ -15,20 +17,19 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 
-_CACHE_BYTES = 1 << 30
-
 
 def main() -> None:
     """Answers tasks until the input ends."""
     path, max_model_len, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    gib, _, shared = sys.argv[4].partition(" ")
     llm = LLM(
         model=path,
         dtype=dtype,
         skip_tokenizer_init=True,
-        enable_prefix_caching=False,
+        enable_prefix_caching=bool(shared),
         max_model_len=max_model_len,
         max_num_batched_tokens=max_model_len,
-        kv_cache_memory_bytes=_CACHE_BYTES,
+        kv_cache_memory_bytes=int(gib) << 30,
         disable_log_stats=True,
     )
 

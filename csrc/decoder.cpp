@@ -10,16 +10,11 @@
 #include "mixture.h"
 #include "pool_indexer.h"
 #include "recurrent.h"
+#include "unit_attention.h"
 #include "wanted_rows.h"
 
 namespace vn {
 namespace VN_BUILD {
-
-// Heads of consecutive queries of a request that share one pass over their keys, at most so many;
-// fewer where their scores would leave the second-level cache, or where threads would have no work.
-constexpr int64_t kQueryHeads = 64, kMaxScores = 1 << 19, kTasksPerThread = 4;
-// Keys, then values, that all of these meet while they are in that cache.
-constexpr int64_t kAttendedKeys = 512;
 
 inline void silu_row(const float* gate_up, int64_t width, float* out) {
   for (int64_t at = 0; at < width; at += kLanes) {
@@ -91,7 +86,8 @@ class DecoderLayers {
   DecoderLayers(ThreadPool& pool, Workspace& space, const vn_decoder_model& model,
                 const vn_step& step, const float* inputs)
       : pool_(pool), space_(space), m_(model), step_(step), pages_(step),
-        indexer_(pool, space, step, pages_, missing_), inputs_(inputs), wanted_(find_wanted(step)),
+        indexer_(pool, space, step, pages_, missing_), units_(pool, space, step, pages_, missing_),
+        inputs_(inputs), wanted_(find_wanted(step)),
         t_(step.num_tokens) {
     for (int32_t i = 0; i < model.num_layers && runs_.empty(); ++i) {
       if (model.layers[i].recurrence != nullptr) runs_ = find_runs(step, *model.layers[i].recurrence);
@@ -318,17 +314,8 @@ class DecoderLayers {
 
   // ---- attention ----------------------------------------------------------------------------
 
-  // Heads of queries, one at every `stride` of a row, rows `row_stride` apart.
-  struct Queries {
-    const float* data;
-    int64_t row_stride, stride;
-  };
-
-  // The step's rows of keys, then values, as a later step reads them: one at every `stride`.
-  struct OwnRows {
-    const float* data;
-    int64_t stride;
-  };
+  using Queries = UnitAttention::Queries;
+  using OwnRows = UnitAttention::OwnRows;
 
   // The flat row of a row that the layer computes.
   int64_t flat_row(int64_t row) const { return is_narrow_ ? wanted_[row] : row; }
@@ -336,7 +323,7 @@ class DecoderLayers {
   // Writes the cache of all rows. If the layer narrows, t_ counts the wanted rows from here on, and
   // output holds theirs.
   void attend(const vn_decoder_layer& layer, bool narrows, const float* x, float* output) {
-    const int64_t d = layer.head_dim, heads = layer.num_heads, kv_heads = layer.num_kv_heads;
+    const int64_t d = layer.head_dim, heads = layer.num_heads;
     const int64_t width = layer.qkv.rows;
     float* product = space_.queries.take(t_ * width);
     multiply(pool_, x, t_, layer.qkv, product);
@@ -363,43 +350,9 @@ class DecoderLayers {
       const std::vector<int64_t> all = narrows ? wanted_ : list_rows(t_);
       indexer_.choose(*layer.indexer, product, width, all, chosen_);
     }
-    struct Task {
-      int64_t request, first, rows, part;
-    };
-    std::vector<Task> tasks;
-    int64_t work = 0;
-    // Where all heads share their keys, some of them are a task of their own if rows are few.
-    const bool splits_heads = latents != nullptr && t_ < kTasksPerThread * pool_.num_threads();
-    const int64_t group = splits_heads ? ceil_div(heads, pool_.num_threads()) : heads / kv_heads;
-    const int64_t parts = ceil_div(heads, group);
-    const int64_t share = ceil_div(t_ * parts, kTasksPerThread * pool_.num_threads());
-    const int64_t most = std::min(share, kQueryHeads / group);
-    for (int64_t r = 0; r < step_.num_requests; ++r) {
-      const int64_t end = step_.starts[r] + step_.counts[r];
-      const int64_t rows = std::max<int64_t>(
-          1, std::min(most, kMaxScores / (group * std::max<int64_t>(1, end))));
-      for (int64_t first = narrows ? count_unwanted(step_, r) : 0, size = 0;
-           first < step_.counts[r]; first += size) {
-        size = count_together(layer, r, first, std::min(rows, step_.counts[r] - first));
-        for (int64_t k = 0; k < parts; ++k) {
-          tasks.push_back({r, first, size, k});
-          work += 2 * tasks.back().rows * group * d * (end - find_first(layer, r, end - 1));
-        }
-      }
-    }
     float* attended = space_.attended.take(t_ * heads * d);
-    const auto attend_task = [&](int64_t i) {
-      const Task& task = tasks[i];
-      const int64_t head = task.part * group;
-      attend_rows(layer, task.request, task.first, task.rows, head, std::min(group, heads - head),
-                  queries, own_rows, attended);
-    };
-    const int64_t num_tasks = static_cast<int64_t>(tasks.size());
-    if (is_short(pool_, work)) {
-      for (int64_t i = 0; i < num_tasks; ++i) attend_task(i);
-    } else {
-      pool_.run(num_tasks, attend_task);
-    }
+    units_.attend(layer, list_spans(narrows), queries, own_rows,
+                  layer.indexer == nullptr ? nullptr : &chosen_, attended);
     if (narrows && !is_narrow_) {
       gather_rows(wanted_, heads * d, attended);
       t_ = static_cast<int64_t>(wanted_.size());
@@ -419,16 +372,15 @@ class DecoderLayers {
     multiply(pool_, attended, t_, layer.output, output);
   }
 
-  // Rows of a request from `first` on, at most so many, that attend to the same keys up to their own;
-  // a row that has chosen its keys stands alone.
-  int64_t count_together(const vn_decoder_layer& layer, int64_t request, int64_t first,
-                         int64_t most) const {
-    if (layer.indexer == nullptr) return most;
-    const int64_t from = step_.row_starts[request] + first;
-    for (int64_t i = 0; i < most; ++i) {
-      if (!chosen_[from + i].empty()) return std::max<int64_t>(i, 1);
+  // The requests' rows that attend: all that the layer computes, or if it narrows the wanted ones.
+  std::vector<UnitAttention::Span> list_spans(bool narrows) const {
+    std::vector<UnitAttention::Span> spans;
+    for (int64_t r = 0; r < step_.num_requests; ++r) {
+      const int64_t first = narrows ? count_unwanted(step_, r) : 0;
+      const int64_t row = is_narrow_ ? narrow_starts_[r] : step_.row_starts[r] + first;
+      if (first < step_.counts[r]) spans.push_back({r, first, row, step_.counts[r] - first});
     }
-    return most;
+    return spans;
   }
 
   // Queries [T, H, K + S] of the latents at the front of a product's rows, which are normed.
@@ -574,133 +526,6 @@ class DecoderLayers {
     }
   }
 
-  // First position that a query sees.
-  int64_t find_first(const vn_decoder_layer& layer, int64_t request, int64_t position) const {
-    const int64_t first = layer.window == 0 ? 0 : std::max<int64_t>(0, position - layer.window + 1);
-    return std::max(first, layer.window == 0 ? 0 : step_.read_from[request]);
-  }
-
-  // Attends `rows` consecutive queries of a request: `group` heads from one on, which share their
-  // keys.
-  void attend_rows(const vn_decoder_layer& layer, int64_t request, int64_t first, int64_t rows,
-                   int64_t first_head, int64_t group, Queries queries, OwnRows own_rows,
-                   float* attended) {
-    const int64_t d = layer.head_dim, heads = layer.num_heads;
-    const int64_t kv_head = first_head / (heads / layer.num_kv_heads);
-    const int64_t position = step_.starts[request] + first;
-    const int64_t row = is_narrow_
-                            ? narrow_starts_[request] + first - count_unwanted(step_, request)
-                            : step_.row_starts[request] + first;
-    const int64_t from = find_first(layer, request, position), end = position + rows;
-    // The keys that a row has chosen; null: all from the first one on.
-    const bool has_chosen = layer.indexer != nullptr && !chosen_[row].empty();
-    const std::vector<int64_t>* keys = has_chosen ? &chosen_[row] : nullptr;
-    thread_local RowList found;
-    const int64_t count = has_chosen ? static_cast<int64_t>(keys->size()) : end - from;
-    const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-    thread_local Floats scores;
-    thread_local std::vector<const float*> x, weights;
-    thread_local std::vector<float*> y, out;
-    thread_local Floats scale;
-    const int64_t total = rows * group;
-    scores.resize(total * padded);
-    x.resize(total);
-    weights.resize(total);
-    y.resize(total);
-    out.resize(total);
-    scale.resize(total);
-    for (int64_t i = 0; i < total; ++i) {
-      const int64_t head = first_head + i % group;
-      x[i] = queries.data + (row + i / group) * queries.row_stride + head * queries.stride;
-      out[i] = attended + ((row + i / group) * heads + head) * d;
-      y[i] = scores.data() + i * padded;
-    }
-    const int64_t own_keys = kv_head * d;
-    // Of a latent row keys are products as values are; what is shared is no part of these.
-    const bool is_latent = layer.latents != nullptr;
-    const int64_t own_values = is_latent ? 0 : (layer.num_kv_heads + kv_head) * d;
-    const int64_t value_width = is_latent ? layer.latents->latent_dim : d;
-    for (int64_t begin = 0; begin < count; begin += kAttendedKeys) {
-      const int64_t size = std::min(kAttendedKeys, count - begin);
-      gather(layer, request, keys, from, begin, size, own_keys, own_rows, found);
-      for (int64_t c = 0; c < size; c += kColumns) {
-        const int columns = static_cast<int>(std::min<int64_t>(kColumns, size - c));
-        dot_floats(x.data(), total, found.data() + c, columns, d, y.data(), begin + c);
-      }
-    }
-    for (int64_t i = 0; i < total; ++i) {
-      const int64_t own = position + i / group;
-      const int64_t low = has_chosen ? 0 : find_first(layer, request, own) - from;
-      const int64_t high = has_chosen ? count : own + 1 - from;
-      scale[i] = weigh(layer, first_head + i % group, y[i], low, high, count);
-    }
-    for (int64_t begin = 0; begin < count; begin += kAttendedKeys) {
-      const int64_t size = std::min(kAttendedKeys, count - begin);
-      gather(layer, request, keys, from, begin, size, own_values, own_rows, found);
-      for (int64_t i = 0; i < total; ++i) weights[i] = y[i] + begin;
-      const MixPart part = {found.data(), size, begin == 0, begin + size == count};
-      mix_all(total, weights.data(), part, value_width, scale.data(), out.data());
-    }
-  }
-
-  // Turns the scores of keys low .. high - 1 into softmax terms and hides the others; returns what
-  // their mix is scaled by.
-  float weigh(const vn_decoder_layer& layer, int64_t head, float* scores, int64_t low,
-              int64_t high, int64_t count) const {
-    // Not read through the layer: it might lie where scores are stored, for all that compilers know.
-    const float factor = layer.scale, cap = layer.soft_cap;
-    for (int64_t k = low; k < high; ++k) scores[k] *= factor;
-    if (cap != 0.0f) {
-      for (int64_t k = low; k < high; ++k) scores[k] = cap * std::tanh(scores[k] / cap);
-    }
-    const float none = -INFINITY;
-    const float total =
-        softmax_terms(scores + low, high - low, layer.sinks == nullptr ? none : layer.sinks[head]);
-    for (int64_t k = 0; k < low; ++k) scores[k] = 0.0f;
-    for (int64_t k = high; k < count; ++k) scores[k] = 0.0f;
-    return 1.0f / total;
-  }
-
-  // Lists d values at `column` of the rows of keys begin .. begin + count - 1: of a list of positions,
-  // or without one of all positions from `from` on.
-  void gather(const vn_decoder_layer& layer, int64_t request, const std::vector<int64_t>* keys,
-              int64_t from, int64_t begin, int64_t count, int64_t column, OwnRows own_rows,
-              RowList& found) {
-    found.clear();
-    found.reserve_decoded(count, layer.head_dim);
-    if (keys == nullptr) {
-      add_positions(layer, request, from + begin, from + begin + count, column, own_rows, found);
-      return;
-    }
-    for (int64_t k = begin; k < begin + count;) {
-      const int64_t first = (*keys)[k];
-      int64_t end = first;
-      for (; k < begin + count && (*keys)[k] == end; ++k) ++end;
-      add_positions(layer, request, first, end, column, own_rows, found);
-    }
-  }
-
-  void add_positions(const vn_decoder_layer& layer, int64_t request, int64_t from, int64_t end,
-                     int64_t column, OwnRows own_rows, RowList& found) {
-    const int64_t d = layer.head_dim, start = step_.starts[request];
-    // Rows that the step does not write are taken as they are stored: its own may lack what they
-    // depend on.
-    const int64_t written =
-        std::max(start, step_.write_from[layer.cache.group * step_.num_requests + request]);
-    pages_.each_row(layer.cache, request, from, std::min(written, end),
-                    [&](int64_t position, int64_t offset) {
-                      if (offset < 0) {
-                        missing_.note(layer.cache, request, position);
-                        offset = 0;
-                      }
-                      found.add_stored(layer.cache, offset + column, d);
-                    });
-    for (int64_t p = std::max(from, written); p < end; ++p) {
-      const float* row = own_rows.data + (step_.row_starts[request] + p - start) * own_rows.stride;
-      found.add(row + column);
-    }
-  }
-
   ThreadPool& pool_;
   Workspace& space_;
   const vn_decoder_model& m_;
@@ -708,6 +533,7 @@ class DecoderLayers {
   const Pages pages_;
   MissingRow missing_;
   PoolIndexer indexer_;
+  UnitAttention units_;
   std::vector<std::vector<int64_t>> chosen_;  // by flat row: positions of the keys it has chosen
   const float* inputs_;
   const std::vector<int64_t> wanted_;  // flat rows, ascending

@@ -124,16 +124,19 @@ inline float softmax_terms(float* scores, int64_t count, float extra) {
 }
 
 // What a mix adds up: values that are weighed. Sums rest in the output between two parts.
+template <typename T>
 struct MixPart {
-  const float* const* rows;
+  const T* const* rows;
   int64_t count;
   bool is_first, is_last;
 };
+template <typename T>
+MixPart(const T* const*, int64_t, bool, bool) -> MixPart<T>;
 
 // out[r] += sum over k of weights[r][k] * rows[k] for V vectors, and the whole times scale[r] in the
 // end; sums run along k.
-template <int R, int V>
-inline void mix_tile(const float* const* weights, const MixPart& part, int64_t at,
+template <int R, int V, typename T>
+inline void mix_tile(const float* const* weights, const MixPart<T>& part, int64_t at,
                      const float* scale, float* const* out) {
   Vec sums[R * V];
   each<R * V>([&](auto i) VN_NOW {
@@ -141,7 +144,7 @@ inline void mix_tile(const float* const* weights, const MixPart& part, int64_t a
   });
   for (int64_t k = 0; k < part.count; ++k) {
     Vec values[V];
-    each<V>([&](auto v) VN_NOW { values[v] = load(part.rows[k] + at + v * kLanes); });
+    each<V>([&](auto v) VN_NOW { values[v] = load_values(part.rows[k] + at + v * kLanes); });
     each<R>([&](auto r) VN_NOW {
       const Vec weight = fill(weights[r][k]);
       each<V>([&](auto v) VN_NOW { sums[r * V + v] = fma(weight, values[v], sums[r * V + v]); });
@@ -153,8 +156,8 @@ inline void mix_tile(const float* const* weights, const MixPart& part, int64_t a
   });
 }
 
-template <int R>
-inline void mix_rows(const float* const* weights, const MixPart& part, int64_t width,
+template <int R, typename T>
+inline void mix_rows(const float* const* weights, const MixPart<T>& part, int64_t width,
                      const float* scale, float* const* out) {
   constexpr int V = R == 1 ? 4 : R == 2 && kMixVecs < 2 ? 2 : kMixVecs;
   int64_t at = 0;
@@ -165,14 +168,15 @@ inline void mix_rows(const float* const* weights, const MixPart& part, int64_t w
   for (; at < width; ++at) {
     for (int r = 0; r < R; ++r) {
       float total = part.is_first ? 0.0f : out[r][at];
-      for (int64_t k = 0; k < part.count; ++k) total += weights[r][k] * part.rows[k][at];
+      for (int64_t k = 0; k < part.count; ++k) total += weights[r][k] * widen_value(part.rows[k][at]);
       out[r][at] = part.is_last ? total * scale[r] : total;
     }
   }
 }
 
 // Mixes for any number of rows of weights.
-inline void mix_all(int64_t rows, const float* const* weights, const MixPart& part, int64_t width,
+template <typename T>
+inline void mix_all(int64_t rows, const float* const* weights, const MixPart<T>& part, int64_t width,
                     const float* scale, float* const* out) {
   each_tile<kMixRows>(rows, [&](auto height, int64_t r) {
     mix_rows<height>(weights + r, part, width, scale + r, out + r);
@@ -209,6 +213,13 @@ inline void choose_highest(float* scores, int64_t count, int64_t wanted, Floats&
 inline void round_row(int32_t kind, float* row, int64_t width) {
   if (kind == VN_BF16) {
     for (int64_t i = 0; i < width; ++i) row[i] = round_bf16(row[i]);
+  } else if (kind == VN_F16) {
+    uint16_t halves[kLanes];
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const int64_t count = std::min<int64_t>(kLanes, width - i);
+      store_halves(halves, row + i, count);
+      widen_halves(halves, count, row + i);
+    }
   }
 }
 
@@ -272,6 +283,7 @@ inline void write_row(const vn_cache& cache, int64_t offset, const float* row) {
     return;
   }
   uint16_t* out = static_cast<uint16_t*>(cache.data) + offset;
+  if (cache.kind == VN_F16) return store_halves(out, row, cache.width);
   for (int32_t i = 0; i < cache.width; ++i) out[i] = bf16_bits(row[i]);
 }
 

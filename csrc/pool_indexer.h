@@ -169,10 +169,7 @@ class PoolIndexer {
       x[h] = queries + h * l.width;
       y[h] = products.data() + h * count;
     }
-    for (int64_t c = 0; c < count; c += kColumns) {
-      const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
-      dot_floats(x.data(), heads, keys.data() + c, columns, l.width, y.data(), c);
-    }
+    dot_floats(x.data(), heads, keys.data(), count, l.width, y.data(), 0);
     const float key_scale = 1.0f / std::sqrt(static_cast<float>(l.width));
     const float head_scale = 1.0f / std::sqrt(static_cast<float>(heads));
     float* own = scores + from;

@@ -192,13 +192,62 @@ inline void dot_block(const float* const* x, int64_t rows, const Columns& w, int
   dot_few<VN_F32, kNoFetch>(x + r, rows - r, w, columns, at(r), y + r, first);
 }
 
-// The same for rows of floats given one by one, which are near; at most kColumns.
-void dot_floats(const float* const* x, int64_t rows, const float* const* w, int columns,
-                       int64_t k, float* const* y, int64_t first) {
-  Columns block = {};
-  for (int c = 0; c < columns; ++c) block.rows[c].data = reinterpret_cast<const uint8_t*>(w[c]);
-  block.size = k;
-  dot_block<kNoFetch>(x, rows, block, columns, kWholeRows, y, first);
+// Columns whose lanes are added up together, and those of a tile that stays in registers, where these
+// hold few vectors.
+constexpr int kNearColumns = 8, kNearTile = 2;
+
+// y[r][first + c] = x[r] . w[c] for kNearColumns rows of floats.
+template <int R>
+inline void dot_near(const float* const* x, const float* const* w, int64_t k, float* const* y,
+                     int64_t first) {
+  constexpr int C = R == 1 ? 2 * kNearTile : kNearTile;
+  Vec sums[R][kNearColumns];
+  for (int column = 0; column < kNearColumns; column += C) {
+    const float* const* rows = w + column;
+    Vec own[R * C];
+    each<R * C>([&](auto i) VN_NOW { own[i] = zero(); });
+    int64_t i = 0;
+    for (; i + kLanes <= k; i += kLanes) {
+      Vec values[C];
+      each<C>([&](auto c) VN_NOW { values[c] = load(rows[c] + i); });
+      each<R>([&](auto r) VN_NOW {
+        const Vec input = load(x[r] + i);
+        each<C>([&](auto c) VN_NOW { own[r * C + c] = fma(input, values[c], own[r * C + c]); });
+      });
+    }
+    if (const int rest = static_cast<int>(k - i); rest > 0) {
+      each<C>([&](auto c) VN_NOW {
+        const Vec values = load_some(rows[c] + i, rest);
+        each<R>([&](auto r) VN_NOW {
+          own[r * C + c] = fma(load_some(x[r] + i, rest), values, own[r * C + c]);
+        });
+      });
+    }
+    each<R>([&](auto r) VN_NOW {
+      each<C>([&](auto c) VN_NOW { sums[r][column + c] = own[r * C + c]; });
+    });
+  }
+  each<R>([&](auto r) VN_NOW { sum_eight(sums[r], y[r] + first); });
+}
+
+void dot_floats(const float* const* x, int64_t rows, const float* const* w, int64_t columns,
+                int64_t k, float* const* y, int64_t first) {
+  int64_t c = 0;
+  if constexpr (kTileSums < kNearColumns) {
+    for (; c + kNearColumns <= columns; c += kNearColumns) {
+      int64_t r = 0;
+      for (; rows - r >= 3 && rows - r != 4; r += 3) dot_near<3>(x + r, w + c, k, y + r, first + c);
+      for (; rows - r >= 2; r += 2) dot_near<2>(x + r, w + c, k, y + r, first + c);
+      if (r < rows) dot_near<1>(x + r, w + c, k, y + r, first + c);
+    }
+  }
+  for (; c < columns; c += kColumns) {
+    const int count = static_cast<int>(std::min<int64_t>(kColumns, columns - c));
+    Columns block = {};
+    for (int i = 0; i < count; ++i) block.rows[i].data = reinterpret_cast<const uint8_t*>(w[c + i]);
+    block.size = k;
+    dot_block<kNoFetch>(x, rows, block, count, kWholeRows, y, first + c);
+  }
 }
 
 constexpr int64_t kChunksPerThread = 8;

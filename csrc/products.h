@@ -13,9 +13,9 @@ namespace VN_BUILD {
 // whole tiles of every height.
 constexpr int kColumns = 12;
 
-// y[r][first + c] = x[r] . w[c] for rows of floats given one by one, which are near; at most kColumns.
-void dot_floats(const float* const* x, int64_t rows, const float* const* w, int columns, int64_t k,
-                float* const* y, int64_t first);
+// y[r][first + c] = x[r] . w[c] for any number of rows of floats given one by one, which are near.
+void dot_floats(const float* const* x, int64_t rows, const float* const* w, int64_t columns,
+                int64_t k, float* const* y, int64_t first);
 
 // Widens a row of a matrix of any kind but VN_PARTS.
 void decode_matrix_row(const vn_matrix& m, int64_t index, float* out);

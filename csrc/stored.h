@@ -114,6 +114,32 @@ inline uint16_t bf16_bits(float x) {
   return static_cast<uint16_t>(bits >> 16);
 }
 
+// Values that halves hold: a number beyond the largest becomes that one.
+inline Vec clamp_half(Vec x) {
+  // In this order a NaN stays one.
+  return max(fill(-65504.0f), min(fill(65504.0f), x));
+}
+
+inline void store_halves(uint16_t* out, const float* values, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store_half(out + i, clamp_half(load(values + i)));
+  if (const int rest = static_cast<int>(count - i); rest > 0) {
+    uint16_t lanes[kLanes];
+    store_half(lanes, clamp_half(load_some(values + i, rest)));
+    std::memcpy(out + i, lanes, sizeof(uint16_t) * rest);
+  }
+}
+
+inline void widen_halves(const uint16_t* halves, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(out + i, load_half(halves + i));
+  if (const int rest = static_cast<int>(count - i); rest > 0) {
+    uint16_t lanes[kLanes] = {};
+    std::memcpy(lanes, halves + i, sizeof(uint16_t) * rest);
+    store_some(out + i, load_half(lanes), rest);
+  }
+}
+
 // Widens a stored row of plain values.
 inline void decode_row(const void* data, int64_t offset, int32_t kind, int64_t count, float* out) {
   if (kind == VN_F32) {
@@ -121,6 +147,7 @@ inline void decode_row(const void* data, int64_t offset, int32_t kind, int64_t c
     return;
   }
   const uint16_t* source = static_cast<const uint16_t*>(data) + offset;
+  if (kind == VN_F16) return widen_halves(source, count, out);
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) store(out + i, load_bf16(source + i));
   for (; i < count; ++i) {

@@ -282,10 +282,7 @@ class V4Attention {
       x[q] = queries + q * width;
       y[q] = products.data() + q * count;
     }
-    for (int64_t c = 0; c < count; c += kColumns) {
-      const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
-      dot_floats(x.data(), total, keys.data() + c, columns, width, y.data(), c);
-    }
+    dot_floats(x.data(), total, keys.data(), count, width, y.data(), 0);
     for (int64_t i = 0; i < rows; ++i) {
       float* own = scores + i * stride + from;
       std::fill_n(own, count, 0.0f);
@@ -325,10 +322,7 @@ class V4Attention {
       y[q] = scores.data() + q * padded;
       weights[q] = y[q];
     }
-    for (int64_t c = 0; c < count; c += kColumns) {
-      const int columns = static_cast<int>(std::min<int64_t>(kColumns, count - c));
-      dot_floats(x.data(), total, keys.data() + c, columns, d, y.data(), c);
-    }
+    dot_floats(x.data(), total, keys.data(), count, d, y.data(), 0);
     const int64_t from = find_window(row);
     for (int64_t q = 0; q < total; ++q) {
       const int64_t own = row + q / heads;
@@ -337,7 +331,8 @@ class V4Attention {
       const int64_t high = num_entries + step_.positions[own] + 1 - from;
       scale[q] = weigh(y[q], seen, low, high, count, layer.sinks[head + q % heads]);
     }
-    mix_all(total, weights.data(), {keys.data(), count, true, true}, d, scale.data(), out.data());
+    const MixPart part = {keys.data(), count, true, true};
+    mix_all(total, weights.data(), part, d, scale.data(), out.data());
     for (int64_t q = 0; q < total; ++q) {
       rotate_tail(out[q], d, turns_of(layer, row + q / heads), m_.rope_dim / 2, -1.0f);
     }

@@ -106,6 +106,8 @@ constexpr int kPanelTileRows = 6, kPanelTileVecs = 4, kFewPanelRows = 4, kFewVec
 constexpr int kRoundedSums = 24, kFewRoundedRows = 6;
 // Rows and vectors of a tile of mixed values.
 constexpr int kMixRows = 6, kMixVecs = 4;
+// Rows of a tile of scores, of two vectors of keys.
+constexpr int kScoreRows = 6;
 
 // Rows of a tile of products where there are many inputs; the most where all are one tile; and the
 // sums of a tile, which stay in registers.
@@ -141,6 +143,11 @@ inline Vec load_int8(const uint8_t* p) {
 }
 inline Vec load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// To the nearest halves, ties to even; beyond the largest, infinity.
+inline void store_half(uint16_t* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 // Sixteen words of codes.
 struct Words {
@@ -298,7 +305,7 @@ VN_INLINE void sum_four(const Vec* v, float* out) {
 
 constexpr int kPanelTileRows = 6, kPanelTileVecs = 1, kFewPanelRows = 4, kFewVecs = 4;
 constexpr int kRoundedSums = 4, kFewRoundedRows = 1;
-constexpr int kMixRows = 6, kMixVecs = 1;
+constexpr int kMixRows = 6, kMixVecs = 1, kScoreRows = 3;
 constexpr int kTileRows = 2, kMostRows = 2, kTileSums = 4;
 
 struct Vec {
@@ -347,6 +354,12 @@ inline Vec load_int8(const uint8_t* p) {
 inline Vec load_half(const uint16_t* p) {
   const __m128i* halves = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+// To the nearest halves, ties to even; beyond the largest, infinity.
+inline void store_half(uint16_t* p, Vec x) {
+  __m128i* halves = reinterpret_cast<__m128i*>(p);
+  _mm_storeu_si128(halves, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 struct Words {
   __m256i a, b;
@@ -496,7 +509,7 @@ inline float sum(Vec x) {
 
 constexpr int kPanelTileRows = 1, kPanelTileVecs = 1, kFewPanelRows = 1, kFewVecs = 1;
 constexpr int kRoundedSums = 2, kFewRoundedRows = 0;
-constexpr int kMixRows = 4, kMixVecs = 2;
+constexpr int kMixRows = 4, kMixVecs = 2, kScoreRows = 2;
 constexpr int kTileRows = 1, kMostRows = 1, kTileSums = 2;
 
 struct Vec {
@@ -537,6 +550,25 @@ inline float widen_half(uint16_t half) {
   return (half & 0x8000) != 0 ? -magnitude : magnitude;
 }
 inline Vec load_half(const uint16_t* p) { VN_EACH_LANE(widen_half(p[i])); }
+// To the nearest half, ties to even; beyond the largest, infinity.
+inline uint16_t narrow_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const uint32_t sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
+  if (rest > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | (rest >> 13 & 0x3ffu));
+  if (rest >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  // A half's steps below 2^-14 are 2^-24 all; above, so many bits of a float's are cut off.
+  const int exponent = static_cast<int>(rest >> 23);
+  const uint32_t mantissa = (rest & 0x7fffffu) | (exponent > 0 ? 0x800000u : 0u);
+  const int cut = exponent >= 113 ? 13 : 126 - exponent;
+  if (cut > 25) return static_cast<uint16_t>(sign);
+  const uint32_t kept = mantissa >> cut, lost = mantissa & ((1u << cut) - 1), half = 1u << (cut - 1);
+  const uint32_t steps = kept + (lost > half || (lost == half && (kept & 1u) != 0) ? 1 : 0);
+  return static_cast<uint16_t>(sign | (steps + (exponent >= 113 ? (exponent - 113u) << 10 : 0)));
+}
+inline void store_half(uint16_t* p, const Vec& a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = narrow_half(a.v[i]);
+}
 struct Words {
   uint32_t v[kLanes];
 };
@@ -626,13 +658,96 @@ inline float sum(const Vec& a) {
 VN_INLINE void sum_four(const Vec* v, float* out) {
   for (int i = 0; i < 4; ++i) out[i] = sum(v[i]);
 }
+#if defined(__AVX2__)
+// The halves of two registers of eight lanes, added up: | four of x | four of y |.
+inline __m256 add_halves(Vec x, Vec y) {
+  const __m256 a = _mm256_add_ps(x.a, x.b), b = _mm256_add_ps(y.a, y.b);
+  return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+// As sum(), lane by lane, of eight vectors at once.
+VN_INLINE void sum_eight(const Vec* v, float* out) {
+  __m256 four[4], two[2];
+  for (int i = 0; i < 4; ++i) four[i] = add_halves(v[i], v[i + 4]);
+  for (int i = 0; i < 2; ++i) {
+    const __m256 a = four[2 * i], b = four[2 * i + 1];
+    two[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+  }
+  _mm256_storeu_ps(out, _mm256_add_ps(_mm256_shuffle_ps(two[0], two[1], 0x88),
+                                      _mm256_shuffle_ps(two[0], two[1], 0xdd)));
+}
+#else
 VN_INLINE void sum_eight(const Vec* v, float* out) {
   sum_four(v, out);
   sum_four(v + 4, out + 4);
 }
+#endif
 VN_INLINE void sum_sixteen(const Vec* v, float* out) {
   sum_eight(v, out);
   sum_eight(v + 8, out + 8);
+}
+#endif
+
+// Values of sixteen bits, as caches hold them.
+struct Half {
+  uint16_t bits;
+};
+struct Brain {
+  uint16_t bits;
+};
+inline Vec load_values(const float* p) { return load(p); }
+inline Vec load_values(const Half* p) { return load_half(&p->bits); }
+inline Vec load_values(const Brain* p) { return load_bf16(&p->bits); }
+inline float widen_value(float x) { return x; }
+inline float widen_value(Brain x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+#if defined(__AVX2__)
+inline float widen_value(Half x) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.bits))); }
+#else
+inline float widen_value(Half x) { return widen_half(x.bits); }
+#endif
+
+// out[i * stride + k] = rows[k][i] for i and k of 0 .. 7.
+#if defined(__AVX2__)
+// Four values of each of two rows.
+VN_INLINE __m256 join_rows(const float* low, const float* high) {
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+VN_INLINE __m128i join_halves(const void* low, const void* high) {
+  return _mm_unpacklo_epi64(_mm_loadl_epi64(static_cast<const __m128i*>(low)),
+                            _mm_loadl_epi64(static_cast<const __m128i*>(high)));
+}
+VN_INLINE __m256 join_rows(const Half* low, const Half* high) {
+  return _mm256_cvtph_ps(join_halves(low, high));
+}
+VN_INLINE __m256 join_rows(const Brain* low, const Brain* high) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(join_halves(low, high)), 16));
+}
+template <typename T>
+inline void transpose_eight(const T* const* rows, float* out, int64_t stride) {
+  for (int half = 0; half < 8; half += 4) {
+    __m256 r[4], pairs[4];
+    for (int k = 0; k < 4; ++k) r[k] = join_rows(rows[k] + half, rows[k + 4] + half);
+    pairs[0] = _mm256_unpacklo_ps(r[0], r[1]);
+    pairs[1] = _mm256_unpackhi_ps(r[0], r[1]);
+    pairs[2] = _mm256_unpacklo_ps(r[2], r[3]);
+    pairs[3] = _mm256_unpackhi_ps(r[2], r[3]);
+    float* own = out + half * stride;
+    _mm256_storeu_ps(own, _mm256_shuffle_ps(pairs[0], pairs[2], 0x44));
+    _mm256_storeu_ps(own + stride, _mm256_shuffle_ps(pairs[0], pairs[2], 0xee));
+    _mm256_storeu_ps(own + 2 * stride, _mm256_shuffle_ps(pairs[1], pairs[3], 0x44));
+    _mm256_storeu_ps(own + 3 * stride, _mm256_shuffle_ps(pairs[1], pairs[3], 0xee));
+  }
+}
+#else
+template <typename T>
+inline void transpose_eight(const T* const* rows, float* out, int64_t stride) {
+  for (int i = 0; i < 8; ++i) {
+    for (int k = 0; k < 8; ++k) out[i * stride + k] = widen_value(rows[k][i]);
+  }
 }
 #endif
 

@@ -36,6 +36,7 @@ enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 //   VN_BF16_PANELS: bf16 values whose products round their inputs to bf16 too; `data` are words
 //   [panels, ceil(cols / 32) * 16, 64], 64 outputs to a panel: two inputs of one output, the even one
 //   low, filled up with zeros.
+//   VN_F16: of caches alone; what is larger than the largest of them is stored as that one.
 enum vn_kind {
   VN_F32 = 0,
   VN_BF16 = 1,
@@ -43,7 +44,8 @@ enum vn_kind {
   VN_FP8 = 3,
   VN_PARTS = 4,
   VN_PANELS = 5,
-  VN_BF16_PANELS = 6
+  VN_BF16_PANELS = 6,
+  VN_F16 = 7
 };
 
 // Codes of a packed matrix: two's complement, plain, numbers in a table of 16, or floats of eight bits.

@@ -32,11 +32,13 @@ class CacheConfig:
     )
     cache_dtype: str = option(
         "auto",
-        "Type of cached rows; auto: the model's. fp8: an Ascend A5's own pages.",
+        "Type of cached rows; auto: the model's. float16 and bfloat16 take half of float32's "
+        "memory; float16 is the more exact, and keeps values beyond 65,504 as that. fp8: an Ascend "
+        "A5's own pages.",
         group=_GROUP,
         flag="--kv-cache-dtype",
         choices=CACHE_DTYPES,
-        more="See `docs/ascend.md`.",
+        more="See `docs/native.md` and `docs/ascend.md`.",
     )
     enable_prefix_caching: bool = True
     num_gpu_blocks: int | None = None

@@ -30,6 +30,7 @@ from vllm.native.step_tables import NativeTables
 from vllm.native.structs import (
     BF16,
     BF16_PANELS,
+    F16,
     F32,
     FP8,
     MXFP4,
@@ -48,6 +49,7 @@ MAX_STREAMS = 8
 """Residual streams that the kernels mix at most."""
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
+_CACHE_KINDS = {**_KINDS, torch.float16: F16}
 _CODE_KINDS = {
     "int8": 0,
     "int4": 1,
@@ -127,8 +129,12 @@ def make_step(
 
 
 def can_read(tensor: torch.Tensor) -> bool:
-    """Whether the kernels can read a tensor of this type and place."""
-    return tensor.dtype in _KINDS and tensor.device.type == "cpu" and tensor.stride(-1) == 1
+    """Whether the kernels can read weights of this type and place."""
+    return tensor.dtype in _KINDS and _is_near(tensor)
+
+
+def _is_near(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.stride(-1) == 1
 
 
 def can_read_rows(source: RowSource | None) -> bool:
@@ -147,7 +153,8 @@ def can_read_tensors(model: nn.Module, kv_caches: Mapping[str, torch.Tensor]) ->
     linears = [m for m in model.modules() if isinstance(m, ReplicatedLinear | StoredLinear)]
     caches = kv_caches.values()
     return (
-        all(can_read(tensor) for tensor in (*floats, *caches))
+        all(can_read(tensor) for tensor in floats)
+        and all(cache.dtype in _CACHE_KINDS and _is_near(cache) for cache in caches)
         and all(cache.stride(1) == cache.shape[2] for cache in caches)
         and all(can_read_rows(layer.find_rows()) for layer in linears)
     )
@@ -335,7 +342,7 @@ class TensorBinder:
             width=view.shape[2],
             block_size=self.layout.groups[own_group].block_size,
             group=own_group if group is None else group,
-            kind=_KINDS[view.dtype],
+            kind=_CACHE_KINDS[view.dtype],
         )
 
 

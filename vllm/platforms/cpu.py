@@ -12,6 +12,7 @@ from vllm.platforms.host_cpus import bind_to, count_usable_cores, parse_binding
 from vllm.platforms.host_memory import read_host_memory
 from vllm.platforms.interface import Platform
 from vllm.utils.gguf_file import count_least_bytes, is_gguf, read_gguf
+from vllm.utils.huge_pages import map_huge_pages
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,6 @@ logger = init_logger(__name__)
 GIB = 1 << 30
 _MAX_DERIVED_KV_BYTES = 4 * GIB
 _FREE_MEMORY_SHARE = 4  # one quarter
-_POOL_ALIGNMENT = 64
 
 
 class CpuPlatform(Platform):
@@ -149,12 +149,11 @@ class CpuPlatform(Platform):
     ) -> torch.Tensor:
         """Allocate zeroed pool memory whose pages the host commits on first write.
 
-        ``torch.zeros`` would write all of it at start-up; calloc's fresh pages are zero already.
+        ``torch.zeros`` would write all of it at start-up. Attention reads it from end to end, so it
+        lies in huge pages.
         """
-        import numpy as np  # noqa: PLC0415  (start-up, as torch)
         import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
 
         num_bytes = num_blocks * stride_bytes
-        memory = np.zeros(num_bytes + _POOL_ALIGNMENT, dtype=np.uint8)
-        skip = -memory.ctypes.data % _POOL_ALIGNMENT
-        return torch.from_numpy(memory[skip : skip + num_bytes]).view(num_blocks, stride_bytes)
+        memory = map_huge_pages(num_bytes)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(num_blocks, stride_bytes)

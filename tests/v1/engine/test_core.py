@@ -232,6 +232,7 @@ def test_the_log_says_what_was_started(config, caplog):
     for part in (
         "small checkpoint embedded in the package",
         "KV cache size:",
+        "bytes a token in rows of ",
         "Maximum concurrency for 256 tokens per request:",
         "Smallest reusable prefix: 16 tokens",
         "max_num_seqs=8",

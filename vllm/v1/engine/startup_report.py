@@ -31,12 +31,17 @@ def report_model(vllm_config: VllmConfig) -> None:
 def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) -> None:
     """Say what the engine can hold and which limits it works with."""
     model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    cache_dtype = vllm_config.cache_config.cache_dtype
     logger.info(
-        "KV cache size: %s tokens (%s blocks, %.3f GiB).",
+        "KV cache size: %s tokens (%s blocks, %.3f GiB), %s bytes a token in rows of %s.",
         f"{kv_cache.capacity_tokens:,}",
         f"{kv_cache.num_blocks:,}",
         kv_cache.capacity_bytes / GiB_bytes,
+        f"{kv_cache.capacity_bytes // max(1, kv_cache.capacity_tokens):,}",
+        model.dtype if cache_dtype == "auto" else cache_dtype,
     )
+    if cache_dtype in ("float16", "half"):
+        logger.info("Rows of float16 keep values beyond 65,504 as that.")
     logger.info(
         "Maximum concurrency for %s tokens per request: %.2fx",
         f"{kv_cache.max_model_len:,}",

@@ -15,7 +15,6 @@ checkpoint has, so that nothing but the padding is added to its bytes.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import threading
@@ -29,6 +28,7 @@ import torch
 from vllm.exceptions import CheckpointError, InvariantError
 from vllm.model_executor.layers.quantization.decode import decode_e8m0, view_as
 from vllm.model_executor.layers.quantization.low_bit_words import LOW_BIT_KINDS, widen_low_bits
+from vllm.utils.huge_pages import HUGE_PAGE_BYTES, map_huge_pages
 from vllm.v1.attention.ops.stored import (
     PANEL,
     CodeKind,
@@ -84,7 +84,6 @@ _LEAST_STEP, _LARGEST_STEP = 2.0**-117, 2.0**118
 _MOST_BYTE_INPUTS = 1 << 17
 # A sum of so many products of bytes is a whole number of 32 bits.
 _LEAST_PEAK = 1e-30
-_HUGE_PAGE_BYTES = 2 << 20
 _SHARED_BYTES = 32 << 20
 _LINE_BYTES = 64
 _BYTE_MAX = 127
@@ -437,9 +436,9 @@ def allocate(
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     is_near = device is None or device.type == "cpu"
-    if not is_near or num_bytes < _HUGE_PAGE_BYTES:
+    if not is_near or num_bytes < HUGE_PAGE_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)
-    return _view_bytes(_map_huge_pages(num_bytes), 0, shape, dtype)
+    return _view_bytes(map_huge_pages(num_bytes), 0, shape, dtype)
 
 
 def allocate_beside(
@@ -473,23 +472,13 @@ class _SharedPages:
             pages = None if self._pages is None else self._pages()
             start = -(-self._used // _LINE_BYTES) * _LINE_BYTES
             if pages is None or start + num_bytes > len(pages):
-                start, pages = 0, _map_huge_pages(max(num_bytes, _SHARED_BYTES))
+                start, pages = 0, map_huge_pages(max(num_bytes, _SHARED_BYTES))
                 self._pages = weakref.ref(pages)
             self._used = start + num_bytes
             return _view_bytes(pages, start, shape, dtype)
 
 
 _SHARED_PAGES = _SharedPages()
-
-
-def _map_huge_pages(num_bytes: int) -> mmap.mmap:
-    # Private: shared memory has no huge pages unless the whole system is set so.
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel that was built without huge pages refuses the advice; small ones serve as well.
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _view_bytes(

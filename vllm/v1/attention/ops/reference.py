@@ -34,6 +34,8 @@ _MIN_WIDE_OUTPUT = 64
 ExpertProduct = Callable[[torch.Tensor, int], torch.Tensor]
 
 
+_LARGEST_HALF = torch.finfo(torch.float16).max
+
 # -- products, norms and rotary embedding -----------------------------------------------------
 
 
@@ -221,9 +223,9 @@ def write_rows(
     step = _rows_between_blocks(cache)
     if step:
         index = torch.add(rows, blocks, alpha=step)
-        _as_rows(cache, step).index_copy_(0, index, values.to(cache.dtype))
+        _as_rows(cache, step).index_copy_(0, index, _narrow(values, cache.dtype))
     else:
-        cache[blocks, rows] = values.to(cache.dtype)
+        cache[blocks, rows] = _narrow(values, cache.dtype)
 
 
 def read_rows(
@@ -240,7 +242,16 @@ def read_rows(
 
 def round_rows(cache: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Returns values [N, width] as reading them back from ``cache`` would give them."""
-    return values if cache.dtype == values.dtype else values.to(cache.dtype).to(values.dtype)
+    if cache.dtype == values.dtype:
+        return values
+    return _narrow(values, cache.dtype).to(values.dtype)
+
+
+def _narrow(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns values as a cache of a type keeps them: beyond the largest fp16, that one."""
+    if dtype is torch.float16 and values.dtype is not torch.float16:
+        values = values.clamp(-_LARGEST_HALF, _LARGEST_HALF)
+    return values.to(dtype)
 
 
 def _rows_between_blocks(cache: torch.Tensor) -> int:
