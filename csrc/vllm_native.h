@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 19
+#define VN_ABI_VERSION 20
 
 #define VN_API __attribute__((visibility("default")))
 
