@@ -311,6 +311,16 @@ class UnitAttention {
     return {span, nullptr, find_first(span.request, position), position + span.count, 0, 0, 0};
   }
 
+  // Whether the first of some keys is not there, which is noted: the step fails, and what is read of
+  // the others would be for nothing, however many they are.
+  bool misses_first(const Keys& keys) {
+    const int64_t request = keys.span.request;
+    if (keys.list != nullptr || keys.from >= find_written(request)) return false;
+    if (pages_.find_block(layer_->cache, request, keys.from) != 0) return false;
+    missing_.note(layer_->cache, request, keys.from);
+    return true;
+  }
+
   // Rows of a request from `first` on, at most so many, that attend to the same keys up to their own.
   static int64_t count_together(const std::vector<std::vector<int64_t>>* chosen, int64_t row,
                                 int64_t most) {
@@ -344,6 +354,7 @@ class UnitAttention {
       for (int64_t done = 0, size = 0; done < span.count; done += size) {
         size = count_together(chosen, span.row + done, std::min(most, span.count - done));
         Keys keys = find_keys({span.request, span.first + done, span.row + done, size}, chosen);
+        if (misses_first(keys)) continue;
         work_ += 2 * size * heads * layer_->head_dim * (keys.end - keys.from);
         keys.unit = keys.from / kUnitKeys;
         keys.num_units = ceil_div(keys.end, kUnitKeys) - keys.unit;
