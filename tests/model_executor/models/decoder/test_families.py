@@ -42,7 +42,11 @@ def parse(raw: dict[str, Any]) -> Any:
     ("raw", "named"),
     [
         (llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "'dynamic'"),
-        (llama(rope_scaling={"type": "longrope", "factor": 2.0}), "'longrope'"),
+        # Two lists of divisors take turns there: at which length has to be said.
+        (
+            llama(rope_scaling={"type": "longrope", "factor": 2.0}),
+            "lacks 'rope_scaling.original_max_position_embeddings'",
+        ),
         (llama(partial_rotary_factor=0.5), "partial_rotary_factor"),
         (llama(hidden_act="relu"), "'relu'"),
         (llama(num_key_value_heads=3), "num_key_value_heads is 3"),
