@@ -72,7 +72,7 @@ def test_nothing_of_them_is_in_the_index_or_was_announced(name: str) -> None:
         seen.update(h for keys in index.keys.values() for h in keys)
 
     driver.check = check_and_look  # type: ignore[method-assign]
-    traffic.run(40)
+    traffic.run(60)
     own = traffic.own_hashes()
     assert len(own) > 50
     assert not own & seen

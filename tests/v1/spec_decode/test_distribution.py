@@ -191,7 +191,7 @@ def test_an_engine_with_drafts_samples_from_the_distribution(
     tensors["head.weight"] *= 0.1
     write_checkpoint(tmp_path, config, tensors)
     plain = make_core(tmp_path, None, num_blocks=1500)
-    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     # Its text repeats, so that prompt lookup finds what the model says next.
     prompt = Session(plain).serve([3, 1, 4, 1, 5], greedy).tokens * 3
     core = make_core(tmp_path, raw, num_blocks=1500)
