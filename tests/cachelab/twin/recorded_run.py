@@ -245,7 +245,7 @@ class RecordedRun:
             sampled.append([self._draw_token() for _ in range(count)])
         ids = list(step.num_scheduled_tokens)
         result = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
-        result.prompt_logprobs_dict = dict(self._scored_prompts.rows(step, scheduler.requests))
+        result.prompt_logprobs_dict = self._scored_prompts.rows(step, scheduler.requests)
         return result
 
     def _draw_drafts(self, step: SchedulerOutput) -> None:

@@ -142,7 +142,7 @@ class SimEngine:
             sampled.append([0] * (count + accepted))
         ids = list(step.num_scheduled_tokens)
         result = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
-        result.prompt_logprobs_dict = dict(self.scored_prompts.rows(step, requests))
+        result.prompt_logprobs_dict = self.scored_prompts.rows(step, requests)
         if self.tier is not None:
             result.kv_connector_output = self.tier.report()
         bundles = self.scheduler.update_from_output(step, result)

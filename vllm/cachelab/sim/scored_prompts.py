@@ -1,6 +1,7 @@
 """What a worker reports of prompts that are scored, as far as a scheduler depends on it."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,22 +19,26 @@ class ScoredPrompts:
     def __init__(self) -> None:
         self._num_reported: dict[str, int] = {}
 
-    def rows(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> dict[str, ScoreRows]:
-        """Return what a step brings, by request.
+    def rows(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> dict[str, Any]:
+        """Return what a step brings, as ``ScoreRows`` by request.
 
         Args:
             step: As it was scheduled; steps come in their order.
             requests: Those that are alive.
         """
         self._forget(requests)
+        scheduled = [requests[name] for name in step.num_scheduled_tokens if name in requests]
+        scored = [request for request in scheduled if request.num_scores is not None]
+        if not scored:
+            return {}
         cached = step.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         starts |= {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-        found: dict[str, ScoreRows] = {}
-        for request_id, start in starts.items():
-            request = requests.get(request_id)
-            if request is None or request.num_scores is None:
-                continue
+        found: dict[str, Any] = {}
+        for request in scored:
+            assert request.num_scores is not None
+            request_id = request.request_id
+            start = starts[request_id]
             first = max(start, self._num_reported.get(request_id, 0))
             end = start + step.num_scheduled_tokens[request_id]
             end = min(end, request.num_prompt_tokens - 1)

@@ -193,7 +193,7 @@ class ExactTwin:
         sampled = [self._tokens(request, counts) for request in scheduled]
         ids = [request.request_id for request in scheduled]
         output = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
-        output.prompt_logprobs_dict = dict(self.engine.scored_prompts.rows(step, requests))
+        output.prompt_logprobs_dict = self.engine.scored_prompts.rows(step, requests)
         if self._tier is not None:
             output.kv_connector_output = output_of(event.report)
         elif self.engine.tier is not None:

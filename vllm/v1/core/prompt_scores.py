@@ -110,7 +110,7 @@ class PromptScores:
         scored = self._scored.get(request.request_id)
         if scored is None:
             # Token 0 is predicted by nothing.
-            return max(0, self._num_known(request) * self._unit - 1)
+            return max(0, self._num_known(self._keys(request)) * self._unit - 1)
         if scored.next_row >= request.num_prompt_tokens - 1:
             return request.num_tokens
         # Of what it was promised nothing is taken back, and nothing more is promised: rows that
@@ -122,7 +122,7 @@ class PromptScores:
         if request.request_id in self._scored or request.skip_cache_insert:
             return False
         keys = self._keys(request)
-        num_known = self._num_known(request)
+        num_known = self._num_known(keys)
         return num_known < len(keys) and self._coming[keys[num_known]] > 0
 
     def admit(self, request: Request, start: int) -> None:
@@ -186,8 +186,7 @@ class PromptScores:
         """The first unit all of whose rows are this one or later ones."""
         return -(-(row + 1) // self._unit) if row else 0
 
-    def _num_known(self, request: Request) -> int:
-        keys = self._keys(request)
+    def _num_known(self, keys: list[_Key]) -> int:
         return next((i for i, key in enumerate(keys) if key not in self._known), len(keys))
 
     def _take_known(self, request: Request, start: int) -> ScoreRows:

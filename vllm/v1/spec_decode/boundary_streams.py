@@ -55,7 +55,7 @@ class BoundaryStreams:
         return slot
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        """Forget the streams of blocks, and overwrite them."""
+        """Overwrite the streams of blocks."""
         for block_id in block_ids:
             slot = self._slots.get(block_id)
             if slot is not None and self._rows is not None:
