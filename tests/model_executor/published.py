@@ -83,7 +83,9 @@ def decode_plainly(tensors: dict[str, torch.Tensor], spelling: Spelling) -> dict
             continue
         scale = scale if scale.dtype == torch.float32 else scale.view(torch.uint8)
         if tensor.dtype == torch.float8_e4m3fn:
-            floats[name] = plain_fp8(tensor.view(torch.uint8), scale, spelling.block_shape)
+            # Rows of tables have scales of their own.
+            block = (1, 32) if ".engram.embed." in name else spelling.block_shape
+            floats[name] = plain_fp8(tensor.view(torch.uint8), scale, block)
         else:
             floats[name] = plain_fp4(tensor.view(torch.uint8), scale, spelling.group_size)
     return floats

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's published spelling: which tensor is stored in which type, and files that do so."""
+"""DeepSeek-V4's and V4.1's published spelling: which tensor is stored in which type, and files."""
 
 import json
 import re
@@ -16,9 +16,13 @@ from vllm.model_executor.layers.quantization.encode import encode_fp4_groups, en
 _ROUTED_EXPERT = re.compile(r"(layers|mtp)\.\d+\.ffn\.experts\.\d+\.w[123]\.weight")
 _FP8_MATRIX = re.compile(
     r"(layers|mtp)\.\d+\.("
-    r"attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)|ffn\.shared_experts\.w[123]|[eh]_proj"
+    r"attn\.(wq_a|wq_b|wkv|wo_a|wo_b|indexer\.wq_b)|ffn\.shared_experts\.w[123]|[eh]_proj|"
+    r"engram\.wkv"
     r")\.weight"
 )
+# Rows are looked up one by one, so each has scales of its own.
+_TABLE = re.compile(r"layers\.\d+\.engram\.embed\.weight")
+_TABLE_BLOCK = (1, 32)
 _FP32_LEAVES = ("attn_sink", "ape", "gate.bias", "_fn", "_base", "_scale")
 _INDEX = "model.safetensors.index.json"
 
@@ -60,9 +64,12 @@ class Spelling:
         if _ROUTED_EXPERT.fullmatch(name) and self.expert_dtype == "fp4":
             codes, scales = encode_fp4_groups(tensor, self.group_size)
             return {name: codes.view(self.fp4_codes), f"{matrix}.scale": scales}
-        if _ROUTED_EXPERT.fullmatch(name) or _FP8_MATRIX.fullmatch(name):
+        is_table = _TABLE.fullmatch(name) is not None
+        if is_table or _ROUTED_EXPERT.fullmatch(name) or _FP8_MATRIX.fullmatch(name):
             fp8, scales = encode_fp8_blocks(
-                tensor, self.block_shape, float_scales=self.float_scales
+                tensor,
+                _TABLE_BLOCK if is_table else self.block_shape,
+                float_scales=self.float_scales and not is_table,
             )
             return {name: fp8, f"{matrix}.scale": scales}
         wanted = torch.float32 if name.endswith(_FP32_LEAVES) else torch.bfloat16

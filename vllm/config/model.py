@@ -10,7 +10,7 @@ from vllm.exceptions import ConfigError
 _UNKNOWN_CONTEXT_LEN = 2048
 MAX_SEED = 2**63 - 1
 # Compressed entries beside window state: hybrids whose prefix cache hits at one unit.
-_UNIT_HIT_MODEL_TYPES = ("deepseek_v4",)
+_UNIT_HIT_MODEL_TYPES = ("deepseek_v4", "deepseek_v41", "deepseek_v41_text")
 QUANTIZATIONS = (
     "none",
     "int8",

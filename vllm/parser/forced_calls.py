@@ -8,6 +8,7 @@ reasoning.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from vllm.parser.field_grammars import gemma_call, glm_call, pythonic_call, qwen3_coder_call
 from vllm.parser.grammar_formats import (
@@ -29,7 +30,7 @@ from vllm.parser.grammar_formats import (
 )
 from vllm.parser.tagged import ReasoningTags
 from vllm.tokenizers.chat_tools import ToolSpec
-from vllm.tokenizers.deepseek_v4_tools import BLOCK_CLOSE, BLOCK_GAP, BLOCK_OPEN, DSML
+from vllm.tokenizers.deepseek_v4_tools import BLOCK_GAP, DSML, V4_TAGS, V41_TAGS, DsmlTags
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,38 +105,39 @@ def _thought(tags: ReasoningTags) -> Format:
     return sequence(text(tags.start), ANY_TEXT, text(tags.end), gap)
 
 
-def _deepseek(tools: Sequence[ToolSpec], one_call: bool) -> Format:
+def _deepseek(own: DsmlTags, tools: Sequence[ToolSpec], one_call: bool) -> Format:
+    head, end = own.open("invoke"), own.close("invoke")
     tags = [
-        tag(f'<{DSML}invoke name="{tool.name}">\n', _parameters(tool), f"</{DSML}invoke>\n")
-        for tool in tools
+        tag(f'{head} name="{tool.name}">\n', _parameters(tool, own), f"{end}\n") for tool in tools
     ]
-    opening = text(f"{BLOCK_GAP}{BLOCK_OPEN}\n")
-    return sequence(opening, calls_of(tags, "", one_call), text(BLOCK_CLOSE))
+    opening = text(f"{BLOCK_GAP}{own.block_open}\n")
+    return sequence(opening, calls_of(tags, "", one_call), text(own.block_close))
 
 
-def _parameters(tool: ToolSpec) -> Format:
+def _parameters(tool: ToolSpec, own: DsmlTags) -> Format:
     """The arguments of one call, in the order of their schema."""
     fields = fields_of(tool)
     if fields is None:
         # Too much for one parameter after another: all of them as one JSON object.
-        return _json_parameter("arguments", arguments_of(tool))
-    parts = [_parameter(field) for field in fields]
+        return _json_parameter("arguments", arguments_of(tool), own)
+    parts = [_parameter(field, own) for field in fields]
     return sequence(*parts) if parts else text("")
 
 
-def _parameter(field: Field) -> Format:
-    options = [_json_parameter(field.name, field.json)]
-    head = f'<{DSML}parameter name="{field.name}" string="true">'
+def _parameter(field: Field, own: DsmlTags) -> Format:
+    options = [_json_parameter(field.name, field.json, own)]
+    head = f'{own.open("parameter")} name="{field.name}" string="true">'
+    end = f"{own.close('parameter')}\n"
     if takes_any_text(field.schema):
-        options = [sequence(text(head), ANY_TEXT, text(f"</{DSML}parameter>\n"))]
+        options = [sequence(text(head), ANY_TEXT, text(end))]
     elif values := is_text_enum(field.schema, DSML):
-        options = [text(f"{head}{value}</{DSML}parameter>\n") for value in values]
+        options = [text(f"{head}{value}{end}") for value in values]
     return any_of(*options) if field.is_required else any_of(*options, text(""))
 
 
-def _json_parameter(name: str, value: Format) -> Format:
-    head = f'<{DSML}parameter name="{name}" string="false">'
-    return sequence(text(head), value, text(f"</{DSML}parameter>\n"))
+def _json_parameter(name: str, value: Format, own: DsmlTags) -> Format:
+    head = f'{own.open("parameter")} name="{name}" string="false">'
+    return sequence(text(head), value, text(f"{own.close('parameter')}\n"))
 
 
 def _hermes(tools: Sequence[ToolSpec], one_call: bool) -> Format:
@@ -242,7 +244,8 @@ _ANALYSIS = sequence(
 )
 _HERMES = _Spelling(_hermes, breaks_behind_thought=True)
 _SPELLINGS: Mapping[str, _Spelling] = {
-    "deepseek_v4": _Spelling(_deepseek),
+    "deepseek_v4": _Spelling(partial(_deepseek, V4_TAGS)),
+    "deepseek_v41": _Spelling(partial(_deepseek, V41_TAGS)),
     "gemma4": _Spelling(_listed(gemma_call("<|tool_call>", "<tool_call|>", '<|"|>'), "")),
     "functiongemma": _Spelling(
         _listed(gemma_call("<start_function_call>", "<end_function_call>", "<escape>"), "")

@@ -17,7 +17,14 @@ from vllm.parser.llama import LlamaDialect
 from vllm.parser.mistral import MistralDialect
 from vllm.parser.plain import PlainParser
 from vllm.parser.pythonic import PythonicDialect
-from vllm.parser.tag_dialects import GLM, HERMES, QWEN3_CODER, DsmlDialect
+from vllm.parser.tag_dialects import (
+    DSML_TAGS,
+    DSML_V41_TAGS,
+    GLM,
+    HERMES,
+    QWEN3_CODER,
+    DsmlDialect,
+)
 from vllm.parser.tagged import ReasoningTags, TaggedParser
 
 NONE = "none"
@@ -26,7 +33,8 @@ _MISTRAL = ("mistral", "mistral_v11")
 
 # None: gpt-oss, whose reasoning and calls one machine reads.
 TOOL_PARSERS: Mapping[str, ToolDialect | None] = {
-    "deepseek_v4": DsmlDialect(),
+    "deepseek_v4": DsmlDialect(DSML_TAGS),
+    "deepseek_v41": DsmlDialect(DSML_V41_TAGS, DSML_TAGS),
     "functiongemma": GemmaDialect(
         "<start_function_call>",
         "<end_function_call>",
@@ -47,6 +55,7 @@ TOOL_PARSERS: Mapping[str, ToolDialect | None] = {
 }
 REASONING_PARSERS: Mapping[str, ReasoningTags | None] = {
     "deepseek_v4": ReasoningTags(),
+    "deepseek_v41": ReasoningTags(),
     "gemma4": ReasoningTags("<|channel>thought", "<channel|>", trims=True),
     "glm": ReasoningTags(trims=True),
     "kimi_k2": ReasoningTags(),
@@ -56,6 +65,7 @@ REASONING_PARSERS: Mapping[str, ReasoningTags | None] = {
 }
 # Other names that people know the same formats by.
 _TOOL_ALIASES = {
+    "deepseek_v4_1": "deepseek_v41",
     "glm45": "glm",
     "glm47": "glm",
     "kimi": "kimi_k2",
@@ -65,6 +75,7 @@ _TOOL_ALIASES = {
 _REASONING_ALIASES = {
     "deepseek_r1": "deepseek_v4",
     "deepseek_v3": "deepseek_v4",
+    "deepseek_v4_1": "deepseek_v41",
     "glm45": "glm",
     "kimi": "kimi_k2",
 }
@@ -198,8 +209,9 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
         tools = "pythonic"
     if tools == NONE and "tools" in template and _LLAMA_CALL.search(template):
         tools = "llama3_json"
-    if model_type == "deepseek_v4" and tools in (NONE, "deepseek_v4"):
-        return ParserChoice("deepseek_v4", "deepseek_v4")
+    if model_type.startswith("deepseek_v4") and tools in (NONE, "deepseek_v4"):
+        own = "deepseek_v41" if model_type.startswith("deepseek_v41") else "deepseek_v4"
+        return ParserChoice(own, own)
     return ParserChoice(reasoning, tools)
 
 

@@ -24,31 +24,42 @@ from vllm.parser.field_tags import (
 )
 from vllm.parser.offered import Offered
 from vllm.parser.tag_block import TagBlockReader
-from vllm.tokenizers.deepseek_v4_tools import BLOCK_GAP, DSML
+from vllm.tokenizers.deepseek_v4_tools import BLOCK_GAP, DSML, V4_TAGS, V41_TAGS, DsmlTags
 
 # Models misspell the outer tag, and leave it out: any tag opens a block.
 _TAG, _END_TAG = f"<{DSML}", f"</{DSML}"
 _OUTER = ("tool_calls", "toolcalls", "tool_call", "tool", "function_calls", "functions", "calls")
 _TAGS = ("invoke", "parameter", *_OUTER)
 _BEGUN_TAGS = "|".join(tag[:n] for tag in _TAGS for n in range(len(tag), 0, -1))
-DSML_TAGS = FieldTags(
-    call=f"<{DSML}invoke",
-    call_head=re.compile(r'\s+name\s*=\s*"(?P<name>[^"]+)"\s*>'),
-    call_ends=(f"</{DSML}invoke>",),
-    field=f"<{DSML}parameter",
-    field_head=re.compile(
-        r'\s+name\s*=\s*"(?P<name>[^"]*)"(?:\s+string\s*=\s*"(?P<string>true|false)")?\s*>'
-    ),
-    field_end=f"</{DSML}parameter>",
-    block_ends=tuple(f"</{DSML}{name}>" for name in _OUTER),
-    blocks=tuple(f"<{DSML}{name}>" for name in _OUTER),
-    unsaid=re.compile(rf'</?{DSML}(?:(?:{_BEGUN_TAGS})(?!\w))?(?:\s+name\s*=?\s*"?)?\s*>?'),
-)
-_DSML = TagFormats(DSML_TAGS)
+
+
+def _dsml_fields(tags: DsmlTags) -> FieldTags:
+    return FieldTags(
+        call=tags.open("invoke"),
+        call_head=re.compile(r'\s+name\s*=\s*"(?P<name>[^"]+)"\s*>'),
+        call_ends=(tags.close("invoke"),),
+        field=tags.open("parameter"),
+        field_head=re.compile(
+            r'\s+name\s*=\s*"(?P<name>[^"]*)"(?:\s+string\s*=\s*"(?P<string>true|false)")?\s*>'
+        ),
+        field_end=tags.close("parameter"),
+        block_ends=tuple(tags.close(name) for name in _OUTER),
+        blocks=tuple(f"{tags.open(name)}>" for name in _OUTER),
+        unsaid=re.compile(
+            rf'</?{DSML}{tags.gap}(?:(?:{_BEGUN_TAGS})(?!\w))?(?:\s+name\s*=?\s*"?)?\s*>?'
+        ),
+    )
+
+
+DSML_TAGS, DSML_V41_TAGS = _dsml_fields(V4_TAGS), _dsml_fields(V41_TAGS)
 
 
 class DsmlDialect:
-    """See ToolDialect."""
+    """See ToolDialect.
+
+    Args:
+        formats: Ways of writing a call; the first is the release's own.
+    """
 
     # The blank line before a block is a part of it.
     marks: tuple[str, ...] = (BLOCK_GAP + _TAG, _TAG, _END_TAG)
@@ -57,9 +68,12 @@ class DsmlDialect:
     ends_reasoning = True
     is_special = True
 
+    def __init__(self, *formats: FieldTags) -> None:
+        self._formats = TagFormats(*formats)
+
     def read_block(self, opened_by: str, offered: Offered) -> TagBlockReader:
         """Return the reader of what follows a mark."""
-        return TagBlockReader(_DSML, offered, opened_by, is_outer=False)
+        return TagBlockReader(self._formats, offered, opened_by, is_outer=False)
 
 
 class ToolCallTagDialect:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm.tokenizers.deepseek_v4_tools import calls_block
+from vllm.tokenizers.deepseek_v4_tools import V41_TAGS, calls_block
 from vllm.tokenizers.described_tools import WriteCalls
 from vllm.tokenizers.tool_calls import MessageCall
 
@@ -68,6 +68,10 @@ def _deepseek(calls: Sequence[MessageCall]) -> str:
     return calls_block(calls).strip()
 
 
+def _deepseek_v41(calls: Sequence[MessageCall]) -> str:
+    return calls_block(calls, V41_TAGS).strip()
+
+
 def _fields(call: MessageCall) -> dict[str, Any]:
     """A call's arguments; of what a limit cut off none."""
     try:
@@ -87,6 +91,7 @@ def _json(value: Any) -> str:
 
 CALL_WRITERS: Mapping[str, WriteCalls] = {
     "deepseek_v4": _deepseek,
+    "deepseek_v41": _deepseek_v41,
     "glm": _glm,
     "hermes": _hermes,
     "llama3_json": _llama,

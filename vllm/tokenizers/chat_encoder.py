@@ -6,6 +6,7 @@ from typing import Any
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder, resolve_thinking
+from vllm.tokenizers.deepseek_v41_encoding import DeepseekV41ChatEncoder
 from vllm.tokenizers.described_tools import WriteCalls
 from vllm.tokenizers.gemma4_encoding import Gemma4ChatEncoder, is_gemma4
 from vllm.tokenizers.literal_text import LiteralText
@@ -22,7 +23,11 @@ __all__ = [
     "make_chat_encoder",
 ]
 
-_ENCODER_OF_MODEL_TYPE = {"deepseek_v4": DeepseekV4ChatEncoder}
+_ENCODER_OF_MODEL_TYPE: Mapping[str, type[DeepseekV4ChatEncoder]] = {
+    "deepseek_v4": DeepseekV4ChatEncoder,
+    "deepseek_v41": DeepseekV41ChatEncoder,
+    "deepseek_v41_text": DeepseekV41ChatEncoder,
+}
 
 
 class NoChatEncoder:
@@ -138,8 +143,8 @@ def check_chat_flags(
         from vllm.tokenizers.chat_template import compile_template  # noqa: PLC0415
 
         compile_template(read_template(chat_template_path))
-    elif checkpoint_config.get("model_type") in _ENCODER_OF_MODEL_TYPE:
+    elif built_in := _ENCODER_OF_MODEL_TYPE.get(checkpoint_config.get("model_type", "")):
         try:
-            resolve_thinking(ChatOptions(template_kwargs=default_template_kwargs))
+            resolve_thinking(ChatOptions(template_kwargs=default_template_kwargs), built_in.format)
         except UserInputError as error:
             raise ConfigError(f"--default-chat-template-kwargs: {error}") from error

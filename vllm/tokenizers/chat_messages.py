@@ -176,8 +176,15 @@ def check_length(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> Non
         raise ContextLengthError(least, max_tokens + 1, of_messages=True, is_bound=True)
 
 
-def check_options(options: ChatOptions, messages: Sequence[ChatMessage]) -> None:
+def check_options(
+    options: ChatOptions, messages: Sequence[ChatMessage], *, counts_effort: bool = False
+) -> None:
     """Refuse what no encoder can honour.
+
+    Args:
+        options: Of the request.
+        messages: Its messages.
+        counts_effort: Whether the format knows efforts as numbers, too.
 
     Raises:
         UserInputError: The options contradict each other or the messages.
@@ -189,7 +196,7 @@ def check_options(options: ChatOptions, messages: Sequence[ChatMessage]) -> None
             f"response_format of type {format_type!r} is not supported yet: leave it out.",
             "response_format",
         )
-    check_effort(options.reasoning_effort)
+    check_effort(options.reasoning_effort, is_counted=counts_effort)
     if not options.continue_final_message:
         return
     if options.add_generation_prompt:
@@ -211,17 +218,33 @@ def check_options(options: ChatOptions, messages: Sequence[ChatMessage]) -> None
         )
 
 
-def check_effort(effort: Any) -> None:
+def check_effort(effort: Any, *, is_counted: bool = False) -> None:
     """Refuse a reasoning effort that has no meaning; None is "not given".
 
+    Args:
+        effort: What was given.
+        is_counted: Whether numbers from 1 to 100 have one.
+
     Raises:
-        UserInputError: It is none of REASONING_EFFORTS.
+        UserInputError: It has none.
     """
-    if effort is not None and effort not in REASONING_EFFORTS:
-        raise UserInputError(
-            f"reasoning_effort={effort!r} is unknown: use one of {', '.join(REASONING_EFFORTS)}.",
-            "reasoning_effort",
-        )
+    if effort is None or (isinstance(effort, str) and effort in REASONING_EFFORTS):
+        return
+    if is_counted and count_effort(effort) is not None:
+        return
+    numbers = ", or a number from 1 to 100" if is_counted else ""
+    raise UserInputError(
+        f"reasoning_effort={effort!r} is unknown: use one of {', '.join(REASONING_EFFORTS)}"
+        f"{numbers}.",
+        "reasoning_effort",
+    )
+
+
+def count_effort(effort: Any) -> int | None:
+    """Return an effort that is a number from 1 to 100, or its digits; None: it is none."""
+    if isinstance(effort, str) and effort.isascii() and effort.isdigit() and len(effort) <= 3:
+        effort = int(effort)
+    return effort if type(effort) is int and 1 <= effort <= 100 else None
 
 
 def _parse_message(index: int, message: Mapping[str, Any]) -> ChatMessage:

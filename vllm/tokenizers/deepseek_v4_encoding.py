@@ -12,9 +12,9 @@ are opened with ``</think>`` like a chat's. In a chat with tools nothing is drop
 next prompt goes on where the last answer ended. ``deepseek_v4_tools`` has the tools' spelling.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from vllm.exceptions import UserInputError
 from vllm.tokenizers.billing_line import leave_out_billing_line
@@ -28,7 +28,13 @@ from vllm.tokenizers.chat_messages import (
     parse_messages,
 )
 from vllm.tokenizers.chat_tools import ToolSpec
-from vllm.tokenizers.deepseek_v4_tools import calls_block, tools_section, user_turns
+from vllm.tokenizers.deepseek_v4_tools import (
+    V4_TAGS,
+    DsmlTags,
+    calls_block,
+    tools_section,
+    user_turns,
+)
 from vllm.tokenizers.guarded_messages import guard_messages
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -56,6 +62,35 @@ _MAX_EFFORT = (
 _EFFORT_PREFIX = {"high": _HIGH_EFFORT, "xhigh": _HIGH_EFFORT, "max": _MAX_EFFORT}
 
 
+@dataclass(frozen=True, slots=True)
+class PromptFormat:
+    """What releases of the family write differently.
+
+    Attributes:
+        name: Of the release.
+        tags: Of calls.
+        ask_effort: What stands before the first message of a chat with thinking, by the effort
+            that was asked for; it is part of a system text that follows.
+        system: What opens a system text; empty: nothing.
+        turn_roles: Whose turns end the reasoning before them.
+        counts_effort: Whether efforts may be numbers.
+        part_gap: What stands between the parts of a content.
+    """
+
+    name: str
+    tags: DsmlTags
+    ask_effort: Callable[[str | None], str]
+    system: str = ""
+    turn_roles: tuple[str, ...] = ("user", "tool")
+    counts_effort: bool = False
+    part_gap: str = "\n"
+
+
+V4_FORMAT = PromptFormat(
+    "DeepSeek-V4", V4_TAGS, lambda effort: _EFFORT_PREFIX.get(effort or "", "")
+)
+
+
 class DeepseekV4ChatEncoder:
     """Encodes chats for DeepSeek-V4.
 
@@ -69,6 +104,7 @@ class DeepseekV4ChatEncoder:
     """
 
     ignores_tools = False
+    format: ClassVar[PromptFormat] = V4_FORMAT
 
     def __init__(
         self,
@@ -77,10 +113,11 @@ class DeepseekV4ChatEncoder:
         *,
         keeps_billing_line: bool = False,
     ) -> None:
-        for token in (BOS, EOS, USER, ASSISTANT, THINK_START, THINK_END):
+        for token in (BOS, EOS, THINK_START, THINK_END):
             tokenizer.special_token_id(token)
         self._tokenizer = tokenizer
-        self._openers = {tokenizer.special_token_id(token) for token in (USER, ASSISTANT)}
+        openers = [USER, ASSISTANT, *([self.format.system] if self.format.system else [])]
+        self._openers = {tokenizer.special_token_id(token) for token in openers}
         self._literal_text = literal_text
         self._keeps_billing_line = keeps_billing_line
 
@@ -88,17 +125,22 @@ class DeepseekV4ChatEncoder:
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
     ) -> ChatPrompt:
         """Return the prompt of ``messages``; see ChatEncoder."""
-        parsed = parse_messages(messages)
-        check_options(options, parsed)
+        own = self.format
+        parsed = [
+            message if message.parts is None else _join_parts(message, own.part_gap)
+            for message in parse_messages(messages)
+        ]
+        check_options(options, parsed, counts_effort=own.counts_effort)
         placed, has_line = leave_out_billing_line(enumerate(parsed), self._keeps_billing_line)
         parsed = [message for _, message in placed]
-        thinking = resolve_thinking(options)
+        thinking = resolve_thinking(options, own)
         guarded = guard_messages(self._literal_text, parsed, options.tools)
         text = render(
             guarded.messages,
             thinking=thinking,
             tools=guarded.tools,
-            effort=resolve_effort(options),
+            effort=resolve_effort(options, own),
+            form=own,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
         )
@@ -116,7 +158,11 @@ class DeepseekV4ChatEncoder:
         )
 
 
-def resolve_thinking(options: ChatOptions) -> bool:
+def _join_parts(message: ChatMessage, gap: str) -> ChatMessage:
+    return replace(message, content=gap.join(message.parts or ()))
+
+
+def resolve_thinking(options: ChatOptions, form: PromptFormat = V4_FORMAT) -> bool:
     """Return whether the answer starts with reasoning: yes, unless the request turns it off.
 
     Raises:
@@ -126,7 +172,7 @@ def resolve_thinking(options: ChatOptions) -> bool:
     unknown = sorted(set(kwargs) - {*_THINKING_SWITCHES, _EFFORT_KWARG})
     if unknown:
         raise UserInputError(
-            f"chat_template_kwargs holds {', '.join(map(repr, unknown))}, which DeepSeek-V4's "
+            f"chat_template_kwargs holds {', '.join(map(repr, unknown))}, which {form.name}'s "
             f"prompt format does not know: use {', '.join(_THINKING_SWITCHES)} or {_EFFORT_KWARG}.",
             "chat_template_kwargs",
         )
@@ -139,10 +185,10 @@ def resolve_thinking(options: ChatOptions) -> bool:
                 "chat_template_kwargs",
             )
         thinking = thinking and value is not False
-    return thinking and resolve_effort(options) != "none"
+    return thinking and resolve_effort(options, form) != "none"
 
 
-def resolve_effort(options: ChatOptions) -> str | None:
+def resolve_effort(options: ChatOptions, form: PromptFormat = V4_FORMAT) -> str | None:
     """Return the reasoning effort that a request asks for, wherever it says so.
 
     Raises:
@@ -151,8 +197,8 @@ def resolve_effort(options: ChatOptions) -> str | None:
     effort = options.reasoning_effort
     if effort is None:
         effort = options.template_kwargs.get(_EFFORT_KWARG)
-        check_effort(effort)
-    return effort
+        check_effort(effort, is_counted=form.counts_effort)
+    return None if effort is None else str(effort)
 
 
 def render(
@@ -161,6 +207,7 @@ def render(
     thinking: bool,
     tools: Sequence[ToolSpec] = (),
     effort: str | None = None,
+    form: PromptFormat = V4_FORMAT,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> str:
@@ -171,30 +218,32 @@ def render(
         thinking: Whether the model reasons before it answers.
         tools: What it may call.
         effort: How much it should reason; None: as it does by itself.
+        form: Of the release.
         add_generation_prompt: Whether to open an assistant turn at the end.
         continue_final_message: Whether the last message, an assistant's, is left open.
     """
     keeps_reasoning = bool(tools) or any(m.tool_calls for m in messages)
-    turns = user_turns(_with_tools(messages, tools))
-    last_user = max((i for i, m in enumerate(turns) if m.role == "user"), default=-1)
-    pieces = [BOS, _EFFORT_PREFIX.get(effort or "", "") if thinking else ""]
+    turns = user_turns(_with_tools(messages, tools_section(tools, form.tags)))
+    last_user = max((i for i, m in enumerate(turns) if m.role in form.turn_roles), default=-1)
+    asked = form.ask_effort(effort) if thinking else ""
+    pieces = [BOS, form.system + asked if asked else ""]
     for i, turn in enumerate(turns):
         if turn.role == "system":
-            pieces.append(turn.content)
-        elif turn.role == "user":
+            is_opened = bool(asked) and i == 0
+            pieces.append(("" if is_opened else form.system) + turn.content)
+        elif turn.role in ("user", "tool"):
             pieces.append(USER + turn.content)
         else:
             is_open = continue_final_message and i == len(turns) - 1
             with_reasoning = thinking and (keeps_reasoning or i > last_user)
-            pieces.append(_assistant_turn(turn, with_reasoning, is_open))
+            pieces.append(_assistant_turn(turn, with_reasoning, is_open, form.tags))
     if add_generation_prompt:
         pieces.append(ASSISTANT + (THINK_START if thinking else THINK_END))
     return "".join(pieces)
 
 
-def _with_tools(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> list[ChatMessage]:
+def _with_tools(messages: Sequence[ChatMessage], section: str) -> list[ChatMessage]:
     """The messages with the tools behind the first system text, which there is then in any case."""
-    section = tools_section(tools)
     at = next((i for i, m in enumerate(messages) if m.role == "system"), None)
     if not section:
         return list(messages)
@@ -204,8 +253,10 @@ def _with_tools(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> l
     return [*messages[:at], system, *messages[at + 1 :]]
 
 
-def _assistant_turn(message: ChatMessage, with_reasoning: bool, is_open: bool) -> str:
-    end = calls_block(message.tool_calls) + ("" if is_open else EOS)
+def _assistant_turn(
+    message: ChatMessage, with_reasoning: bool, is_open: bool, tags: DsmlTags
+) -> str:
+    end = calls_block(message.tool_calls, tags) + ("" if is_open else EOS)
     if not with_reasoning:
         return ASSISTANT + THINK_END + message.content + end
     opening = ASSISTANT + THINK_START + message.reasoning

@@ -8,33 +8,68 @@
     </｜DSML｜tool_calls>
 
 A parameter is text as it stands (``string="true"``) or JSON. Results stand in the next user turn,
-in the order of the calls, as ``<tool_result>...</tool_result>``.
+in the order of the calls, as ``<tool_result>...</tool_result>``. DeepSeek-V4.1 writes other tags:
+
+    <｜DSML｜ calls>
+    <｜DSML｜ invoke name="find">
+    <｜DSML｜ parameter name="text" string="true">as it is</｜DSML｜ parameter>
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from vllm.tokenizers.chat_messages import ChatMessage
+from vllm.tokenizers.chat_messages import ChatMessage, Role
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.tool_calls import Member, MessageCall, read_members
 
 DSML = "｜DSML｜"
-BLOCK_OPEN = f"<{DSML}tool_calls>"
-BLOCK_CLOSE = f"</{DSML}tool_calls>"
+
+
+@dataclass(frozen=True, slots=True)
+class DsmlTags:
+    """How a release spells its tags.
+
+    Attributes:
+        outer: Name of the tag around all calls.
+        gap: What stands before a name.
+    """
+
+    outer: str
+    gap: str = ""
+
+    def open(self, name: str) -> str:
+        """Return the beginning of a tag, which attributes or a bracket follow."""
+        return f"<{DSML}{self.gap}{name}"
+
+    def close(self, name: str) -> str:
+        """Return the tag that ends another."""
+        return f"</{DSML}{self.gap}{name}>"
+
+    @property
+    def block_open(self) -> str:
+        """What a block of calls begins with."""
+        return f"{self.open(self.outer)}>"
+
+    @property
+    def block_close(self) -> str:
+        """What it ends with."""
+        return self.close(self.outer)
+
+
+V4_TAGS = DsmlTags("tool_calls")
+V41_TAGS = DsmlTags("calls", " ")
+
 # What separates a block from the text before it; part of the block.
 BLOCK_GAP = "\n\n"
 
 # The wording is ours: releases define the section's place and the functions' lines, and models
 # follow any clear description of the calls that they were trained to write.
-_TOOLS_TEXT = f"""## Tools
+_TOOLS_TEXT = """## Tools
 
 You can call the functions listed below. To call some, end your reply with one block like this:
 
-{BLOCK_OPEN}
-<{DSML}invoke name="FUNCTION">
-<{DSML}parameter name="PARAMETER" string="true|false">VALUE</{DSML}parameter>
-</{DSML}invoke>
-{BLOCK_CLOSE}
+{block}
 
 string="true": VALUE is plain text. string="false": VALUE is JSON. Results come in <tool_result>.
 
@@ -43,38 +78,49 @@ Functions:
 """
 
 
-def tools_section(tools: Sequence[ToolSpec]) -> str:
+def tools_section(tools: Sequence[ToolSpec], tags: DsmlTags = V4_TAGS) -> str:
     """Return what stands behind the system text, one function per line; nothing without tools."""
     if not tools:
         return ""
     lines = "\n".join(json.dumps(tool.function, ensure_ascii=False) for tool in tools)
-    return "\n\n" + _TOOLS_TEXT + lines
+    shown = [
+        tags.block_open,
+        f'{tags.open("invoke")} name="FUNCTION">',
+        f'{tags.open("parameter")} name="PARAMETER" string="true|false">VALUE'
+        f"{tags.close('parameter')}",
+        tags.close("invoke"),
+        tags.block_close,
+    ]
+    return "\n\n" + _TOOLS_TEXT.replace("{block}", "\n".join(shown)) + lines
 
 
-def calls_block(calls: Sequence[MessageCall]) -> str:
+def calls_block(calls: Sequence[MessageCall], tags: DsmlTags = V4_TAGS) -> str:
     """Return an assistant's calls, the gap before them included; nothing without calls."""
     if not calls:
         return ""
-    return BLOCK_GAP + "\n".join([BLOCK_OPEN, *map(_invoke, calls), BLOCK_CLOSE])
+    invokes = [_invoke(call, tags) for call in calls]
+    return BLOCK_GAP + "\n".join([tags.block_open, *invokes, tags.block_close])
 
 
-def _invoke(call: MessageCall) -> str:
-    members = read_members(call.arguments)
-    lines = [f'<{DSML}invoke name="{call.name}">', *map(_parameter, members), f"</{DSML}invoke>"]
-    return "\n".join(lines)
+def _invoke(call: MessageCall, tags: DsmlTags) -> str:
+    parameters = [_parameter(member, tags) for member in read_members(call.arguments)]
+    head = f'{tags.open("invoke")} name="{call.name}">'
+    return "\n".join([head, *parameters, tags.close("invoke")])
 
 
-def _parameter(member: Member) -> str:
+def _parameter(member: Member, tags: DsmlTags) -> str:
     is_text = isinstance(member.value, str)
     value = member.value if is_text else member.raw
     kind = "true" if is_text else "false"
-    return f'<{DSML}parameter name="{member.key}" string="{kind}">{value}</{DSML}parameter>'
+    head = f'{tags.open("parameter")} name="{member.key}" string="{kind}">'
+    return f"{head}{value}{tags.close('parameter')}"
 
 
 def user_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return messages whose results have become blocks of user turns, in the order of their calls.
 
-    Neighbouring user and tool messages are one turn; its blocks are joined by a blank line.
+    Neighbouring user and tool messages are one turn; its blocks are joined by a blank line. One of
+    results alone keeps role "tool".
     """
     turns: list[ChatMessage] = []
     run: list[ChatMessage] = []
@@ -103,4 +149,5 @@ def _merged(run: Sequence[ChatMessage], order: dict[str | None, int]) -> list[Ch
         else message.content
         for message in run
     ]
-    return [ChatMessage("user", "\n\n".join(blocks))]
+    role: Role = "tool" if len(results) == len(run) else "user"
+    return [ChatMessage(role, "\n\n".join(blocks))]

@@ -221,7 +221,13 @@ class PagedHarness:
             sequence.wanted_from,
             # More of them than turn out wrong, where there are so many tokens.
             min(count - 1, num_rejected + count % 3) if num_rejected else 0,
+            self._find_previous(sequence),
         )
+
+    def _find_previous(self, sequence: Request) -> list[int] | None:
+        count = self.model.num_previous_tokens
+        before = sequence.token_ids[: sequence.num_computed][-count:] if count else []
+        return [-1] * (count - len(before)) + before if count else None
 
     def forget_windows(self, sequence: Request) -> None:
         """Loses all that is not dense, as when a prefix's checkpoint is evicted."""

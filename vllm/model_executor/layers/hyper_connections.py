@@ -50,6 +50,11 @@ class HyperConnection(nn.Module):
 
     def read(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the sublayer's input [T, D], and ``write``'s weights [T, n] and [T, n, n]."""
+        weights, post, mix = self.weigh(streams)
+        return self.collapse(streams, weights), post, mix
+
+    def weigh(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns ``collapse``'s weights [T, n], and ``write``'s."""
         n = self._num_streams
         scale = self.scale[self._scale_index]
         projected = self._project(streams, self.fn, scale, self.base, self._norm_eps)
@@ -61,8 +66,12 @@ class HyperConnection(nn.Module):
             self._row_sums,
             self._column_sums,
         )
-        collapsed = self._collapse(streams, gates[:, :n] + self._hc_eps)
-        return collapsed, gates[:, n:] * 2, mix
+        return gates[:, :n] + self._hc_eps, gates[:, n:] * 2, mix
+
+    def collapse(self, streams: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Returns the sum [T, D] of the streams, each by its weight."""
+        collapsed: torch.Tensor = self._collapse(streams, weights)
+        return collapsed
 
     def write(
         self, output: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, mix: torch.Tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, float8_e4m3fn, float8_e8m0fnu, int8, uint8
 
-from vllm.exceptions import CheckpointError, UnsupportedFeatureError, UnsupportedModelError
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.model_executor.model_loader.checkpoint_files import name_some
 from vllm.model_executor.model_loader.safetensors_header import ITEM_BITS, StoredTensor
 from vllm.model_executor.model_loader.shards import ELSEWHERE, Shard, ShardFinder, find_whole
@@ -26,8 +26,6 @@ _BYTE_SLOTS = {
     float8_e8m0fnu: frozenset({"F8_E8M0", "U8"}),
 }
 _MTP = "mtp."
-# A table of DeepSeek-V4.1, whose tensors otherwise have V4's names.
-_V41_MARK = "engram"
 PartFinder = Callable[[str, Sequence[int]], tuple[TensorPart, ...]]
 # DeepSeek's DSpark drafter uses the MTP block's names for another network.
 DSPARK_MARK = "mtp.0.main_proj.weight"
@@ -106,10 +104,8 @@ def plan_load(
 
     Raises:
         UnsupportedFeatureError: A tensor is quantised that the model keeps plain.
-        UnsupportedModelError: The tensors are those of another architecture.
         CheckpointError: Tensors are missing, unexpected, stored twice, misshapen or mistyped.
     """
-    _refuse_v41(stored)
     copies = [
         Copy(tensor, part, shard)
         for tensor in stored
@@ -118,7 +114,8 @@ def plan_load(
     ]
     dropped, reason = tuple(ignored_prefixes), "no part of the model that runs reads them"
     if any(c.part.name == DSPARK_MARK for c in copies):
-        dropped, reason = (*dropped, _MTP), "they are a DSpark drafter, which is not supported yet"
+        dropped = (*dropped, _MTP)
+        reason = f"{reason}; a DSpark drafter is not supported yet"
     ignored = [c.part.name for c in copies if c.part.name.startswith(dropped)]
     copies = [c for c in copies if not c.part.name.startswith(dropped)]
     absent = tuple(p for p in optional_prefixes if not _any_starts_with(copies, p))
@@ -165,15 +162,6 @@ def part_bytes(copy: Copy) -> int:
     """Return the bytes a copy reads."""
     bits = 8 if copy.stored.dtype == "F4" else ITEM_BITS[copy.stored.dtype]
     return math.prod(part_shape(copy)) * bits // 8
-
-
-def _refuse_v41(stored: Sequence[StoredTensor]) -> None:
-    for tensor in stored:
-        if _V41_MARK in tensor.name:
-            raise UnsupportedModelError(
-                f"Tensor {tensor.name} of {tensor.file.name} belongs to DeepSeek-V4.1, another "
-                "architecture than DeepSeek-V4, which is not supported: serve a V4 checkpoint."
-            )
 
 
 def _refuse_quantised(copies: Sequence[Copy], slots: Mapping[str, Tensor]) -> None:

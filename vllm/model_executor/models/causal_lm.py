@@ -13,21 +13,24 @@ from vllm.model_executor.layers.linear import TensorFactory
 from vllm.model_executor.layers.quantization import WeightQuantization
 from vllm.model_executor.layers.quantization.bf16_panels import PackedWeights
 from vllm.model_executor.model_loader.shards import RankShare
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_tables import StepMetadata
 
 ConfigT = TypeVar("ConfigT")
+# Modules of a family take the parts of each of its members.
+PartsConfigT = TypeVar("PartsConfigT", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class PartsOf(Generic[ConfigT]):
+class PartsOf(Generic[PartsConfigT]):
     """What every module of a model is built from."""
 
-    config: ConfigT
+    config: PartsConfigT
     ops: OpResolver
     make: TensorFactory
 
-    def within(self, prefix: str) -> "PartsOf[ConfigT]":
+    def within(self, prefix: str) -> "PartsOf[PartsConfigT]":
         """Returns the parts for modules whose published names begin with ``prefix``."""
         return replace(self, make=self.make.within(prefix))
 
@@ -70,6 +73,18 @@ class CausalLM(nn.Module, Generic[ConfigT]):
             dtype, torch.device(device), group, ops, quantization, share=self.share
         )
         self._build(PartsOf(config, ops, make))
+
+    @property
+    def num_previous_tokens(self) -> int:
+        """How many tokens before a step's own the model reads the ids of."""
+        return 0
+
+    def bind_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        """Takes the tokenizer, where the model reads tokens' texts; None: its weights are random.
+
+        Raises:
+            CheckpointError: It is not the one that the weights were trained with.
+        """
 
     @abstractmethod
     def _build(self, parts: PartsOf[ConfigT]) -> None:

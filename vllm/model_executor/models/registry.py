@@ -77,6 +77,7 @@ class ModelEntry:
 
 _MODELS = "vllm.model_executor.models"
 _DEEPSEEK_V4 = f"{_MODELS}.deepseek_v4"
+_DEEPSEEK_V41 = f"{_MODELS}.deepseek_v41"
 
 
 def _decoder(config: str) -> ModelEntry:
@@ -98,6 +99,13 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
             config=f"{_DEEPSEEK_V4}.config:DeepseekV4Config.from_dict",
             kv_cache_specs=f"{_DEEPSEEK_V4}.kv_cache:deepseek_v4_kv_cache_specs",
             block_sizes=f"{_DEEPSEEK_V4}.kv_cache:SUPPORTED_BLOCK_SIZES",
+            shards=f"{_DEEPSEEK_V4}.shards",
+        ),
+        "DeepseekV41ForCausalLM": ModelEntry(
+            model=f"{_DEEPSEEK_V41}.model:DeepseekV41ForCausalLM",
+            config=f"{_DEEPSEEK_V41}.config:DeepseekV41Config.from_dict",
+            kv_cache_specs=f"{_DEEPSEEK_V41}.kv_cache:deepseek_v41_kv_cache_specs",
+            block_sizes=f"{_DEEPSEEK_V41}.kv_cache:SUPPORTED_BLOCK_SIZES",
             shards=f"{_DEEPSEEK_V4}.shards",
         ),
         "DeepseekV2ForCausalLM": _decoder("deepseek_v3:read_deepseek_v2"),
@@ -138,6 +146,8 @@ MODELS: Mapping[str, ModelEntry] = MappingProxyType(
 _ARCHITECTURE_OF_TYPE: Mapping[str, str] = MappingProxyType(
     {
         "deepseek_v4": "DeepseekV4ForCausalLM",
+        "deepseek_v41": "DeepseekV41ForCausalLM",
+        "deepseek_v41_text": "DeepseekV41ForCausalLM",
         "deepseek_v2": "DeepseekV2ForCausalLM",
         "deepseek_v3": "DeepseekV3ForCausalLM",
         "gemma2": "Gemma2ForCausalLM",

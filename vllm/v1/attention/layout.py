@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm.exceptions import ConfigError
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_cache_specs.layouts import GroupKind, GroupLayout
 
 __all__ = ["CacheLayout", "GroupKind", "GroupLayout"]
@@ -14,13 +14,22 @@ __all__ = ["CacheLayout", "GroupKind", "GroupLayout"]
 class CacheLayout:
     """The groups of a model's caches.
 
+    A KV group of several geometries, entries of different ratios, is a group for each of them here:
+    the first in its place, the others behind all KV groups.
+
     Attributes:
-        groups: Geometry by group id, the order of ``RequestSlice.tables``.
+        groups: Geometry by group id.
         group_of: Cache name (as in ``kv_caches``) -> group id.
+        tables: KV group by group id, the order of ``RequestSlice.tables``; empty: the same numbers.
     """
 
     groups: tuple[GroupLayout, ...]
     group_of: Mapping[str, int]
+    tables: tuple[int, ...] = ()
+
+    def find_table(self, group_id: int) -> int:
+        """Returns the KV group that addresses a group's caches."""
+        return self.tables[group_id] if self.tables else group_id
 
     @classmethod
     def from_kv_cache_config(cls, kv_cache_config: KVCacheConfig) -> "CacheLayout":
@@ -29,16 +38,23 @@ class CacheLayout:
         Raises:
             ConfigError: A group holds a cache kind that this attention does not know.
         """
-        groups = []
-        group_of = {}
-        for group_id, group in enumerate(kv_cache_config.kv_cache_groups):
-            groups.append(_read_group(group.kv_cache_spec))
-            group_of.update(dict.fromkeys(group.layer_names, group_id))
-        return cls(tuple(groups), group_of)
-
-
-def _read_group(spec: KVCacheSpec) -> GroupLayout:
-    layouts = {member.attention_layout() for member in spec.members()}
-    if len(layouts) != 1:
-        raise ConfigError(f"a KV group mixes cache geometries: {sorted(map(str, layouts))}")
-    return layouts.pop()
+        groups: list[GroupLayout] = []
+        others: list[GroupLayout] = []
+        tables = list(range(len(kv_cache_config.kv_cache_groups)))
+        group_of: dict[str, int] = {}
+        for table_id, group in enumerate(kv_cache_config.kv_cache_groups):
+            by_name = {
+                name: spec.attention_layout() for name, spec in group.layer_specs().items()
+            } or {"": group.kv_cache_spec.members()[0].attention_layout()}
+            layouts = list(dict.fromkeys(by_name.values()))
+            if len(layouts) > 1 and any(own.kind != "dense" for own in layouts):
+                raise ConfigError(f"a KV group mixes cache geometries: {sorted(map(str, layouts))}")
+            groups.append(layouts[0])
+            ids = {layouts[0]: table_id}
+            for own in layouts[1:]:
+                ids[own] = len(tables)
+                tables.append(table_id)
+                others.append(own)
+            group_of.update({name: ids[own] for name, own in by_name.items() if name})
+        is_same = not others
+        return cls((*groups, *others), group_of, () if is_same else tuple(tables))

@@ -15,6 +15,7 @@ from vllm.v1.attention.attention_plan import build_attention_plans
 from vllm.v1.attention.block_lookup import BlockLookup
 from vllm.v1.attention.key_tables import build_key_metadata
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
+from vllm.v1.attention.previous_tokens import find_previous
 from vllm.v1.attention.recurrent_tables import build_recurrent_rows
 from vllm.v1.attention.step_batch import StepBatch, ragged_arange
 from vllm.v1.attention.step_rules import (
@@ -74,17 +75,18 @@ def build_step_metadata(
         if group.kind == "recurrent":
             recurrent[group_id] = build_recurrent_rows(batch, group, group_id, torch_device)
             continue
-        tables = [batch_slice.tables[group_id] for batch_slice in batch.slices]
+        table_id = layout.find_table(group_id)
+        tables = [batch_slice.tables[table_id] for batch_slice in batch.slices]
         lookup = BlockLookup(tables, group, torch_device)
         if group.kind == "keys":
-            write_from = batch.find_write_from(group_id)
+            write_from = batch.find_write_from(table_id)
             writes = _build_writes(batch, lookup, write_from)
             keys[group_id] = build_key_metadata(batch, group, lookup, writes, write_from)
         elif group.kind == "window":
-            writes = _build_writes(batch, lookup, batch.find_write_from(group_id))
+            writes = _build_writes(batch, lookup, batch.find_write_from(table_id))
             windows[group_id] = _build_window(batch, group, lookup, writes)
         elif group.kind == "state":
-            writes = _build_writes(batch, lookup, batch.find_write_from(group_id))
+            writes = _build_writes(batch, lookup, batch.find_write_from(table_id))
             states[group_id] = _build_state(batch, group, lookup, writes, entries_from[group.ratio])
         else:
             entries[group_id] = _build_dense(batch, group, lookup, entries_from[group.ratio])
@@ -99,6 +101,7 @@ def build_step_metadata(
         group_of=layout.group_of,
         keys=keys,
         recurrent=recurrent,
+        previous=find_previous(batch.slices, torch_device),
     )
 
 
@@ -107,7 +110,7 @@ def _find_entries_from(batch: StepBatch, layout: CacheLayout) -> dict[int, np.nd
     found: dict[int, np.ndarray] = {}
     for group_id, group in enumerate(layout.groups):
         if group.kind == "dense":
-            own = batch.find_write_from(group_id)
+            own = batch.find_write_from(layout.find_table(group_id))
             # Their compressors fill the same windows, so one list of windows serves them all.
             if not np.array_equal(found.setdefault(group.ratio, own), own):
                 raise InvariantError(
@@ -250,8 +253,13 @@ def _build_dense(
         lookup.locate(np.full(1, request), find_entry_start(np.arange(num_entries[request]), ratio))
         for request in batch.chunk_requests
     )
+    sources = None
+    if ratio == 1 and len(requests) < batch.num_tokens:
+        shift = batch.row_starts - batch.starts
+        sources = upload(first_positions + shift[requests], lookup.device)
     return DenseMetadata(
         target=lookup.locate(requests, first_positions),
         decode_reads=tuple(decode_reads),
         chunk_reads=chunk_reads,
+        sources=sources,
     )

@@ -16,7 +16,7 @@ query's sums does not depend on these:
       so many as a window has, less 1   MAX_DECODE_QUERIES               0..n-1, or the choice
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -54,6 +54,8 @@ class RequestSlice:
             undefined.
         num_drafts: Of the last tokens so many are guesses: what is stored in the place of another
             token's must not depend on them until they are settled.
+        previous_ids: Ids of as many tokens before ``start`` as the model reads, the last one last;
+            -1 where there is none. None: it reads none.
     """
 
     start: int
@@ -63,6 +65,7 @@ class RequestSlice:
     read_from: int = 0
     wanted_from: int = 0
     num_drafts: int = 0
+    previous_ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,8 @@ class DenseMetadata:
 
     Attributes:
         target: Addresses [N] of the entries completed by this step.
+        sources: Flat rows int64 [N] of the tokens that are an entry each, at a ratio of 1; None:
+            all rows in order, or another ratio.
         decode_reads: By decode batch: the visible entries.
         chunk_reads: By chunk: addresses of every entry its last query sees.
     """
@@ -250,6 +255,21 @@ class DenseMetadata:
     target: PageRows
     decode_reads: tuple[PaddedRows, ...]
     chunk_reads: tuple[PageRows, ...]
+    sources: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousTokens:
+    """The tokens before each of a step's.
+
+    Attributes:
+        ids: int64 [G]: of all requests, those before their first token of the step.
+        index: int64 [T, N]: of the token so many places before each row (1 to N), its place among
+            ``ids`` followed by the step's own token ids; -1: there is none.
+    """
+
+    ids: torch.Tensor
+    index: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +452,7 @@ class StepMetadata:
         windows, states, entries, keys, recurrent: By group id.
         group_of: Cache name -> group id.
         state_runner: Where a kernel takes recurrent states through the step, that.
+        previous: The tokens before each row's; None: the model reads none.
     """
 
     pages: ClassVar[AttendsPages | None] = None
@@ -448,6 +469,7 @@ class StepMetadata:
     keys: Mapping[int, KeyMetadata]
     recurrent: Mapping[int, tuple[RecurrentRows, ...]] = field(default_factory=dict)
     state_runner: RunsStates | None = None
+    previous: PreviousTokens | None = None
 
     def find_wanted(self, device: torch.device) -> torch.Tensor | None:
         """Returns the flat rows whose streams are read, int64 ascending; None: all are.

@@ -59,6 +59,7 @@ class RunnerLimits:
         max_model_len: Tokens of the longest request.
         vocab_size: V.
         seed: Of requests without their own.
+        num_previous_tokens: How many tokens before a step's own the model reads the ids of.
     """
 
     num_groups: int
@@ -66,6 +67,7 @@ class RunnerLimits:
     max_model_len: int
     vocab_size: int
     seed: int = 0
+    num_previous_tokens: int = 0
 
 
 class ModelRunner:
@@ -96,6 +98,7 @@ class ModelRunner:
             limits.max_num_tokens,
             limits.max_model_len,
             reads_all=proposer is not None and proposer.reads_all_rows,
+            num_previous=limits.num_previous_tokens,
         )
         self._sampled: list[RowSampling] = []
         self._sampling_metadata: SamplingMetadata | None = None

@@ -67,13 +67,22 @@ class StepInputBuilder:
         max_model_len: Positions are below this.
         reads_all: Whether the streams of all rows are read; else those of sampled rows, and all of
             requests that want log probabilities of their prompt.
+        num_previous: How many tokens before a step's own the model reads the ids of.
     """
 
-    def __init__(self, max_num_tokens: int, max_model_len: int, *, reads_all: bool = True) -> None:
+    def __init__(
+        self,
+        max_num_tokens: int,
+        max_model_len: int,
+        *,
+        reads_all: bool = True,
+        num_previous: int = 0,
+    ) -> None:
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._sampled_rows = np.zeros(max_num_tokens, dtype=np.int64)
         self._reads_all = reads_all
+        self._num_previous = num_previous
         self._counting = np.arange(max(max_num_tokens, max_model_len), dtype=np.int64)
 
     def build(
@@ -134,6 +143,7 @@ class StepInputBuilder:
                     bounds.read_from,
                     wanted,
                     len(guessed),
+                    self._find_previous(state, start) if self._num_previous else None,
                 )
             )
             row_starts.append(row)
@@ -152,6 +162,11 @@ class StepInputBuilder:
             carried_rows=np.array(carried_rows, dtype=np.int64),
             carried_from=np.array(carried_from, dtype=np.int64),
         )
+
+    def _find_previous(self, state: RequestState, start: int) -> list[int]:
+        """Returns the ids before a step's; those in flight are never among them: one is at most."""
+        known: list[int] = state.get_tokens(max(0, start - self._num_previous), start).tolist()
+        return [-1] * (self._num_previous - len(known)) + known
 
 
 def _count_sampled(state: RequestState, end: int, num_drafts: int) -> int:

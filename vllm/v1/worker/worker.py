@@ -29,6 +29,7 @@ from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.model_loader.tied_heads import has_own_head
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.platforms.interface import Platform
+from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.gguf_file import is_gguf
 from vllm.utils.liveness import LONG_STEP_TIMEOUTS
 from vllm.v1.attention.metadata import CacheLayout
@@ -184,6 +185,10 @@ class Worker:
         self._stored = []
         if self._quantization is not None:
             self._quantization.finish_loading()
+        if self._model.num_previous_tokens:
+            folder = model_config.tokenizer or model_config.path or model_config.model
+            is_drawn = load_config.load_format == "dummy"
+            self._model.bind_tokenizer(None if is_drawn else Tokenizer.from_folder(folder))
         speculative = self._config.speculative_config
         if speculative is not None and speculative.method == "mtp" and not report.mtp_present:
             raise CheckpointError(
@@ -336,11 +341,12 @@ class Worker:
             pool,
             partial(steps.build_metadata, layout=layout),
             RunnerLimits(
-                num_groups=len(layout.groups),
+                num_groups=len(kv_cache_config.kv_cache_groups),
                 max_num_tokens=self._config.scheduler_config.max_num_batched_tokens,
                 max_model_len=self._config.model_config.max_model_len,
                 vocab_size=self._model_spec.vocab_size,
                 seed=self._config.model_config.seed,
+                num_previous_tokens=self._model.num_previous_tokens,
             ),
             make_connector_steps(self._config, kv_cache_config, pool.layers, self._place.rank),
             make_proposer(

@@ -11,7 +11,6 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.models.deepseek_v4.config import LayerPlan
-from vllm.model_executor.models.deepseek_v4.entries import build_entry_source
 from vllm.model_executor.models.deepseek_v4.entry_source import (
     EntrySource,
     IndexQueries,
@@ -34,9 +33,12 @@ class DeepseekV4Attention(nn.Module):
         plan: The layer's kind and ratio.
         names: Names of the layer's caches.
         parts: What to build from.
+        entries: What it attends to besides the window.
     """
 
-    def __init__(self, plan: LayerPlan, names: LayerCacheNames, parts: ModelParts) -> None:
+    def __init__(
+        self, plan: LayerPlan, names: LayerCacheNames, parts: ModelParts, entries: EntrySource
+    ) -> None:
         super().__init__()
         config, make = parts.config, parts.make
         self._names = names
@@ -47,7 +49,7 @@ class DeepseekV4Attention(nn.Module):
         heads = shard_size("num_attention_heads", config.num_attention_heads, make.group)
 
         # All matrices over the layer's input in one product; their outputs in this order.
-        self.entries: EntrySource = build_entry_source(plan, names, parts)
+        self.entries = entries
         self.in_proj = ReplicatedLinear(
             config.hidden_size,
             (config.q_lora_rank, config.head_dim, *self.entries.in_sizes),
@@ -80,7 +82,8 @@ class DeepseekV4Attention(nn.Module):
             "wo_b",
         )
         self.sinks = make.parameter(heads, dtype=torch.float32)
-        # The per-head query norm has no weight, so the softmax scale can ride on it.
+        # Where there is a per-head query norm it has no weight: the softmax scale can ride on it.
+        self._norms_heads = config.norms_heads
         self._q_scale = torch.full(
             (config.head_dim,), config.head_dim**-0.5, dtype=make.dtype, device=make.device
         )
@@ -99,7 +102,11 @@ class DeepseekV4Attention(nn.Module):
         q_latent, kv, *entry_inputs = self.in_proj(x).split(self._input_sizes, -1)
         q_latent = self._rms_norm(q_latent, self.q_norm, self._eps)
         queries = self.wq_b(q_latent).view(num_tokens, -1, self._head_dim)
-        queries = self._rotate_(self._rms_norm(queries, self._q_scale, self._eps), turns.heads)
+        if self._norms_heads:
+            queries = self._rms_norm(queries, self._q_scale, self._eps)
+        else:
+            queries = queries * self._q_scale
+        queries = self._rotate_(queries, turns.heads)
         kv = self._rotate_(self._rms_norm(kv, self.kv_norm, self._eps), turns.rows)
         # Every write of the layer comes before any read from its pages.
         kv = self._store_window(kv, step)

@@ -6,6 +6,7 @@ from torch import nn
 from vllm.model_executor.layers.hyper_connections import HyperConnection
 from vllm.model_executor.models.deepseek_v4.attention import DeepseekV4Attention
 from vllm.model_executor.models.deepseek_v4.config import LayerPlan
+from vllm.model_executor.models.deepseek_v4.entries import build_entry_source
 from vllm.model_executor.models.deepseek_v4.kv_cache import LayerCacheNames
 from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
 from vllm.model_executor.models.deepseek_v4.step import ModelParts, Step
@@ -25,9 +26,9 @@ class DeepseekV4Block(nn.Module):
         config, make = parts.config, parts.make
         self._prefix = prefix
         self._eps = config.rms_norm_eps
-        self.attn = DeepseekV4Attention(
-            plan, LayerCacheNames.of_block(prefix), parts.within(f"{prefix}.attn")
-        )
+        names, own_parts = LayerCacheNames.of_block(prefix), parts.within(f"{prefix}.attn")
+        entries = build_entry_source(plan, names, own_parts)
+        self.attn = DeepseekV4Attention(plan, names, own_parts, entries)
         self.ffn = DeepseekV4MoE(plan.hash_routed, parts.within(f"{prefix}.ffn"))
         self.attn_norm = make.parameter(config.hidden_size)
         self.ffn_norm = make.parameter(config.hidden_size)

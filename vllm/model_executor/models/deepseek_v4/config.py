@@ -7,13 +7,13 @@ and the one transformers writes (``layer_types``, ``mlp_layer_types``, ``compres
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.deepseek_v4.config_rope import RopeConfig, read_rope_configs
 
-LayerKind = Literal["window", "csa", "hca"]
+LayerKind = Literal["window", "csa", "hca", "shared"]
 
 # In the published spelling the ratio alone tells the kinds apart: only ratio 4 overlaps and has
 # an indexer.
@@ -33,7 +33,8 @@ class LayerPlan:
 
     Attributes:
         kind: "window" (nothing else), "csa" (entries of ``ratio`` overlapping tokens, chosen by
-            the indexer) or "hca" (every entry of ``ratio`` tokens).
+            the indexer), "hca" (every entry of ``ratio`` tokens) or "shared" (entries of ``ratio``
+            tokens, chosen; they and the choice may be another layer's, see ``deepseek_v41``).
         ratio: Tokens per compressed entry; 0 for "window".
         hash_routed: Experts are looked up by token id instead of scored.
     """
@@ -44,10 +45,11 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class DeepseekV4Config:
-    """The architecture of one checkpoint; see the module docstring.
+class LatentConfig:
+    """What DeepSeek-V4 and V4.1 have in common.
 
     Attributes:
+        norms_heads: Whether each head of a query is normed.
         layers: One plan per main layer.
         num_nextn_predict_layers: 1 with a classic MTP block, else 0 (also for a DSpark drafter).
         has_dspark_drafter: The checkpoint's ``mtp.*`` tensors are a DSpark drafter, which is not
@@ -56,7 +58,7 @@ class DeepseekV4Config:
         compress_rope: Rotary settings of layers with a compressor.
     """
 
-    placeholder_ids: ClassVar[tuple[int, ...]] = ()
+    norms_heads: ClassVar[bool] = True
 
     vocab_size: int
     hidden_size: int
@@ -90,6 +92,11 @@ class DeepseekV4Config:
     eos_token_id: int
 
     @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        """Token ids that stand for images, which prompts cannot have."""
+        return ()
+
+    @property
     def num_hidden_layers(self) -> int:
         """Main layers, the MTP block not counted."""
         return len(self.layers)
@@ -99,11 +106,11 @@ class DeepseekV4Config:
         """Whether the output matrix is the embedding's."""
         return self.tie_word_embeddings
 
-    def with_own_head(self) -> "DeepseekV4Config":
+    def with_own_head(self) -> Self:
         """Returns the config of a checkpoint that stores an output matrix of its own."""
         return replace(self, tie_word_embeddings=False)
 
-    def for_drafts(self, is_run: bool) -> "DeepseekV4Config":
+    def for_drafts(self, is_run: bool) -> Self:
         """Returns itself: the rows of the block that drafts are few, whether it runs or not."""
         del is_run
         return self
@@ -112,12 +119,17 @@ class DeepseekV4Config:
         """Returns of what tokens a retention interval must be a multiple."""
         return block_size
 
+
+@dataclass(frozen=True, slots=True)
+class DeepseekV4Config(LatentConfig):
+    """The architecture of one checkpoint; see the module docstring."""
+
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "DeepseekV4Config":
         """Reads a parsed config.json.
 
         Raises:
-            UnsupportedModelError: It describes DeepSeek-V4.1.
+            UnsupportedModelError: It describes DeepSeek-V4.1 under V4's name.
             ConfigError: A field is missing, of the wrong type, or not one we serve; the message
                 names the field, its value and what is allowed.
         """
@@ -160,12 +172,12 @@ class DeepseekV4Config:
             bos_token_id=fields.token_id("bos_token_id", 0),
             eos_token_id=fields.token_id("eos_token_id", 1),
         )
-        _check_shapes(config)
+        check_shapes(config)
         return config
 
 
 def _refuse_v41(raw: Mapping[str, Any]) -> None:
-    """Refuses DeepSeek-V4.1, which shares V4's names: layers compressed by 1 or 2, and tables."""
+    """Refuses DeepSeek-V4.1 under V4's name: layers compressed by 1 or 2, and tables."""
     ratios = raw.get("compress_ratios")
     low = {1, 2}.intersection(ratios) if isinstance(ratios, list) and _are_ints(ratios) else set()
     tables = [key for key in raw if "engram" in key.lower()]
@@ -173,8 +185,8 @@ def _refuse_v41(raw: Mapping[str, Any]) -> None:
         found = f"has '{tables[0]}'" if tables else f"'compress_ratios' is {min(low)}"
         raise UnsupportedModelError(
             f"config.json: {found}; allowed: 0 (window only), 4, or a ratio above 2, and no engram "
-            "tables. DeepSeek-V4.1, which has such layers, is another architecture and not "
-            "supported: serve a V4 checkpoint."
+            "tables. DeepSeek-V4.1, which has such layers, is another architecture, whose "
+            "config.json says DeepseekV41ForCausalLM and deepseek_v41."
         )
 
 
@@ -284,7 +296,7 @@ def _read_hash_routed(fields: FieldReader, num_layers: int) -> list[bool]:
     return [index < num_hash_layers for index in range(num_layers)]
 
 
-def _check_shapes(config: DeepseekV4Config) -> None:
+def check_shapes(config: LatentConfig) -> None:
     """Raises ConfigError for sizes that do not fit together."""
     heads, groups = config.num_attention_heads, config.o_groups
     if heads % groups:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from vllm.model_executor.layers.rotary import Turns
+from vllm.model_executor.models.deepseek_v4.selections import Selections
 from vllm.model_executor.models.deepseek_v4.step import Step
 from vllm.v1.attention.step_tables import AttentionPlan, QueryTile
 
@@ -31,11 +32,15 @@ class ChunkEntries:
         entries: [K, head_dim].
         index_keys: [K, index_head_dim], or None when nothing has to be chosen.
         queries: The indexer's queries of the chunk, or None likewise.
+        index: Which chunk of the step it is.
+        selections: What layers share of choices.
     """
 
     entries: torch.Tensor
     index_keys: torch.Tensor | None = None
     queries: IndexQueries | None = None
+    index: int = 0
+    selections: Selections | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class DecodeEntries:
 
 
 class EntrySource(Protocol):
-    """Where a layer's compressed entries come from; see ``entries`` for the three kinds."""
+    """Where a layer's compressed entries come from; see ``entries`` for the kinds."""
 
     in_sizes: tuple[int, ...]
     """Rows of the matrices over the layer's input."""

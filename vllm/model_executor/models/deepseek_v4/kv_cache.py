@@ -20,7 +20,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
-from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config, LayerPlan
+from vllm.model_executor.models.deepseek_v4.config import LatentConfig, LayerPlan
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheSpec,
@@ -76,7 +76,7 @@ MTP_WINDOW = LayerCacheNames.of_block("mtp.0").window
 """The one cache of the block that drafts."""
 
 
-def check_block_size(config: DeepseekV4Config, block_size: int) -> None:
+def check_block_size(config: LatentConfig, block_size: int) -> None:
     """Refuses a ``--block-size`` that the table is not defined for.
 
     Raises:
@@ -97,7 +97,7 @@ def check_block_size(config: DeepseekV4Config, block_size: int) -> None:
 
 
 def deepseek_v4_kv_cache_specs(
-    config: DeepseekV4Config,
+    config: LatentConfig,
     block_size: int,
     cache_dtype: "torch.dtype",
     state_dtype: "torch.dtype",
@@ -140,7 +140,7 @@ def deepseek_v4_kv_cache_specs(
 
 
 def _window_spec(
-    config: DeepseekV4Config, block_size: int, dtype: "torch.dtype"
+    config: LatentConfig, block_size: int, dtype: "torch.dtype"
 ) -> SlidingWindowMLASpec:
     return SlidingWindowMLASpec(
         block_size=block_size,

@@ -1,35 +1,27 @@
 """DeepSeek-V4 for generation: one file set for all devices, ops asked for by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from vllm.model_executor.layers.hyper_connections import HyperHead
-from vllm.model_executor.layers.vocab import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.model_loader.weight_names import TensorPart, published_parts
-from vllm.model_executor.models.causal_lm import CausalLM
+from vllm.model_executor.models.causal_lm import PartsOf
 from vllm.model_executor.models.deepseek_v4.block import DeepseekV4Block
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.model_executor.models.deepseek_v4.latent_model import LatentModel
 from vllm.model_executor.models.deepseek_v4.mtp import DeepseekV4MTP
-from vllm.model_executor.models.deepseek_v4.step import ModelParts, StepFactory
 from vllm.v1.attention.step_tables import StepMetadata
 
 _MTP = "mtp."
-_EMBEDDING, _HEAD = "embed", "head"
 
 
-class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
-    """The main model, and the MTP block's weights if the checkpoint has one.
+class DeepseekV4ForCausalLM(LatentModel[DeepseekV4Config]):
+    """The main model, and the MTP block's weights if the checkpoint has one."""
 
-    Hyper-connections, router, sinks, compressor state and the output head stay fp32.
-    """
-
-    def _build(self, parts: ModelParts) -> None:
+    def _build(self, parts: PartsOf[DeepseekV4Config]) -> None:
         config, make, ops = parts.config, parts.make, parts.ops
-        self.embed = VocabParallelEmbedding(
-            config.vocab_size, config.hidden_size, make, matrix_name=_EMBEDDING
-        )
+        self._build_ends(parts)
         self.layers = nn.ModuleList(
             DeepseekV4Block(f"layers.{index}", plan, parts)
             for index, plan in enumerate(config.layers)
@@ -37,21 +29,11 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
         self.hc_head = HyperHead(
             config.hc_mult, config.hidden_size, config.rms_norm_eps, config.hc_eps, ops, make
         )
-        self.norm = make.parameter(config.hidden_size)
-        self.head = ParallelLMHead(
-            config.vocab_size,
-            config.hidden_size,
-            make,
-            self.embed if config.tie_word_embeddings else None,
-            matrix_name=_HEAD,
-        )
         # Of a block that the checkpoint lacks, a release's size, nothing is allocated.
         has_mtp = config.num_nextn_predict_layers and (
             make.quantization is None or make.quantization.has_part(_MTP)
         )
         self.mtp = DeepseekV4MTP(parts) if has_mtp else None
-        self.frequencies = StepFactory(parts)
-        self._rms_norm = ops("rms_norm")
 
     def forward(
         self,
@@ -72,9 +54,7 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Maps the streams [M, n, D] of any chosen rows to fp32 logits [M, V]."""
-        hidden = self._rms_norm(self.hc_head(streams), self.norm, self.config.rms_norm_eps)
-        logits: torch.Tensor = self.head(hidden)
-        return logits
+        return self._map_to_logits(self.hc_head(streams))
 
     def forward_mtp(
         self,
@@ -112,23 +92,13 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
 
         Experts are slices of stacked parameters. A tied head has no slot of its own.
         """
-        slots = {
-            **self.embed.weight_slots(_EMBEDDING),
-            "norm.weight": self.norm.data,
-            **self.hc_head.weight_slots("hc_head"),
-        }
-        if not self.config.tie_word_embeddings:
-            slots |= self.head.weight_slots(_HEAD)
+        slots = {**self._end_slots(), **self.hc_head.weight_slots("hc_head")}
         for layer in self.layers:
             assert isinstance(layer, DeepseekV4Block)
             slots.update(layer.weight_slots())
         if self.mtp is not None:
             slots.update(self.mtp.weight_slots())
         return slots
-
-    def tensor_parts(self, name: str, shape: Sequence[int]) -> tuple[TensorPart, ...]:
-        """Returns which slots a stored tensor of some name and shape fills."""
-        return published_parts(name, shape)
 
     @property
     def optional_weight_prefixes(self) -> tuple[str, ...]:
@@ -138,5 +108,4 @@ class DeepseekV4ForCausalLM(CausalLM[DeepseekV4Config]):
     @property
     def ignored_weight_prefixes(self) -> tuple[str, ...]:
         """Prefixes of checkpoint tensors that have no slot on purpose."""
-        ignored = () if self.mtp is not None else (_MTP,)
-        return (*ignored, "head.") if self.config.tie_word_embeddings else ignored
+        return (*(() if self.mtp is not None else (_MTP,)), *self._ignored_head)

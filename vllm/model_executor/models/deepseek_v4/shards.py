@@ -11,7 +11,7 @@ All caches are whole on every rank too: a token's latent row serves every head.
 import re
 
 from vllm.model_executor.model_loader.shards import RankShare, Shard, refuse_uneven_axes
-from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.model_executor.models.deepseek_v4.config import LatentConfig
 
 _BY_ROW = re.compile(r"(embed|head)\.weight|.+\.attn\.((wq_b|wo_a)\..+|attn_sink)")
 _BY_COLUMN = re.compile(r".+\.attn\.wo_b\..+")
@@ -21,7 +21,7 @@ _PER_OUTPUT = ("weight_scale", "weight_offset")
 _DOWN = "w2"
 
 
-def find_shard(config: DeepseekV4Config, share: RankShare, name: str) -> Shard | None:
+def find_shard(config: LatentConfig, share: RankShare, name: str) -> Shard | None:
     """Return which part of a published tensor a rank holds."""
     if _BY_ROW.fullmatch(name):
         return share.of_axis(0)
@@ -39,13 +39,13 @@ def find_shard(config: DeepseekV4Config, share: RankShare, name: str) -> Shard |
     return share.of_expert(int(expert), config.n_routed_experts)
 
 
-def cut_config(config: DeepseekV4Config, size: int) -> DeepseekV4Config:
+def cut_config(config: LatentConfig, size: int) -> LatentConfig:
     """Return the config itself: caches are whole on every rank."""
     del size
     return config
 
 
-def check_ranks(config: DeepseekV4Config, size: int, spreads_experts: bool) -> None:
+def check_ranks(config: LatentConfig, size: int, spreads_experts: bool) -> None:
     """Refuse a number of ranks that the model's axes cannot be shared out to.
 
     Raises:

@@ -1,7 +1,7 @@
 """What the layers of one forward pass share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -13,11 +13,12 @@ from vllm.model_executor.layers.rotary import (
     yarn_frequencies,
 )
 from vllm.model_executor.models.causal_lm import PartsOf
-from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
+from vllm.model_executor.models.deepseek_v4.config import LatentConfig
 from vllm.model_executor.models.deepseek_v4.config_rope import RopeConfig
+from vllm.model_executor.models.deepseek_v4.selections import Selections
 from vllm.v1.attention.step_tables import StepMetadata
 
-ModelParts = PartsOf[DeepseekV4Config]
+ModelParts = PartsOf[LatentConfig]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Step:
         main_turns: Rotary turns of window-only layers.
         compress_turns: Rotary turns of layers with a compressor.
         entry_turns: State group id -> turns of the entries this step completes.
+        selections: What indexers chose, for the layers that share it.
     """
 
     token_ids: torch.Tensor
@@ -39,6 +41,7 @@ class Step:
     main_turns: Turns
     compress_turns: Turns
     entry_turns: Mapping[int, Turns]
+    selections: Selections = field(default_factory=Selections)
 
 
 class StepFactory(nn.Module):

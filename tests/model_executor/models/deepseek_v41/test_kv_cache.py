@@ -1,0 +1,49 @@
+"""Caches of DeepSeek-V4.1: bytes a token and a checkpoint, and the sizes that are refused."""
+
+import pytest
+import torch
+
+from tests.model_executor.models.deepseek_v41.release import RELEASE
+from tests.model_executor.models.deepseek_v41.tiny import tiny_v41
+from vllm.exceptions import ConfigError
+from vllm.model_executor.models.deepseek_v41.config import DeepseekV41Config
+from vllm.model_executor.models.deepseek_v41.kv_cache import deepseek_v41_kv_cache_specs
+from vllm.v1.kv_cache_interface import KVCacheSpec
+
+
+def find_specs(block_size: int) -> dict[str, KVCacheSpec]:
+    config = DeepseekV41Config.from_dict(RELEASE)
+    return deepseek_v41_kv_cache_specs(config, block_size, torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+def test_bytes(block_size: int) -> None:
+    specs = find_specs(block_size)
+    by_kind: dict[str, list[KVCacheSpec]] = {}
+    for name, spec in specs.items():
+        by_kind.setdefault(name.rpartition(".")[2], []).append(spec)
+    assert {kind: len(own) for kind, own in by_kind.items()} == {
+        "window": 40,
+        "mla": 4,
+        "indexer": 4,
+        "state": 3,
+    }
+    dense = [*by_kind["mla"], *by_kind["indexer"]]
+    assert {spec.block_size for spec in dense} == {4 * block_size}
+    assert sum(spec.page_size_bytes for spec in dense) == 3200 * 4 * block_size
+    windows = by_kind["window"]
+    assert sum(spec.page_size_bytes for spec in windows) == 40 * 1024 * block_size
+    assert sum(spec.page_size_bytes for spec in by_kind["state"]) == 24_576
+
+
+@pytest.mark.parametrize(
+    ("block_size", "change", "named"),
+    [
+        (16, {}, "use 32, 64 or 128"),
+        (32, {"compress_ratios": [0, 0, 3, 3, 3, *[1] * 5]}, "ratio 3"),
+    ],
+)
+def test_refused_sizes(block_size: int, change: dict[str, object], named: str) -> None:
+    config = DeepseekV41Config.from_dict(tiny_v41(**change))
+    with pytest.raises(ConfigError, match=named):
+        deepseek_v41_kv_cache_specs(config, block_size, torch.float32, torch.float32)
