@@ -25,6 +25,8 @@
 The HTTP status of each class is mapped in one place, ``entrypoints/openai/errors.py``.
 """
 
+from functools import partial
+
 
 class VllmError(Exception):
     """Root of every deliberate error."""
@@ -59,6 +61,7 @@ class ContextLengthError(UserInputError):
         num_asked: Tokens of the answer that were asked for, at least one.
         of_messages: Whether the prompt is a chat.
         is_bound: Whether ``num_tokens`` is the least that so long a text can have: it was not read.
+        where: Names the one of several prompts; empty: there is one.
     """
 
     code = "context_length_exceeded"
@@ -71,17 +74,31 @@ class ContextLengthError(UserInputError):
         *,
         of_messages: bool = False,
         is_bound: bool = False,
+        where: str = "",
     ) -> None:
+        self._told = partial(
+            ContextLengthError,
+            num_tokens,
+            limit,
+            num_asked,
+            of_messages=of_messages,
+            is_bound=is_bound,
+        )
         what = "messages" if of_messages else "prompt"
+        named = f"{where}: " if where else ""
         unread = " These are the fewest that so long a text can have." if is_bound else ""
         super().__init__(
-            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{named}This model's maximum context length is {limit} tokens. However, you requested "
             f"{num_tokens + num_asked} tokens ({num_tokens} in the {what}, {num_asked} in the "
             f"completion).{unread} Please reduce the length of the {what} ({self.code}).",
             "input_tokens",
         )
         self.num_tokens = num_tokens
         self.limit = limit
+
+    def at(self, where: str) -> "ContextLengthError":
+        """Return the same error of one of several prompts."""
+        return self._told(where=where)
 
 
 class ThreadsUnsupportedError(UserInputError):

@@ -13,6 +13,7 @@ _SAMPLING_EPS = 1e-5
 _MIN_TEMPERATURE = 1e-2
 MAX_N = 16384
 _MAX_LOGIT_BIAS = 100.0
+MAX_LOGPROB_IDS = 1024
 # What a message between processes holds.
 _MAX_COUNT = 1 << 63
 # The ways to say what an answer must look like.
@@ -146,6 +147,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             stand in the prompt or the answer.
         logit_bias: Added to the logits of tokens by id, cut to -100 and 100.
         allowed_token_ids: Only these may be sampled.
+        logprob_token_ids: Log probabilities of these are reported, in this order, instead of those
+            of the most likely tokens; ``logprobs`` is their number.
         bad_words: Texts that the answer must not hold.
         min_tokens: Tokens before which nothing may end the answer.
         truncate_prompt_tokens: Keep only the prompt's last tokens, this many; -1: as many as leave
@@ -185,6 +188,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     skip_reading_prefix_cache: bool | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    logprob_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     truncate_prompt_tokens: int | None = None
     thinking_token_budget: int | None = None
@@ -214,6 +218,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         # Whatever is beyond every vocabulary filters nothing.
         self.top_k = min(self.top_k, _MAX_COUNT - 1)
         self._check_word_lists()
+        self._settle_logprob_ids()
         if self.logit_bias:
             self.logit_bias = _clean_bias(self.logit_bias)
         if self.skip_reading_prefix_cache is None:
@@ -235,6 +240,24 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             raise UserInputError(
                 "bad_words holds an empty text: give at least one character.", "bad_words"
             )
+
+    def _settle_logprob_ids(self) -> None:
+        ids = self.logprob_token_ids
+        if ids is None:
+            return
+        if not 0 < len(ids) <= MAX_LOGPROB_IDS or len(set(ids)) < len(ids):
+            raise UserInputError(
+                f"logprob_token_ids holds {len(ids)} ids: give 1 to {MAX_LOGPROB_IDS} different "
+                "ones.",
+                "logprob_token_ids",
+            )
+        if self.logprobs not in (None, len(ids)):
+            raise UserInputError(
+                f"logprobs={self.logprobs} with logprob_token_ids: leave logprobs out, or make it "
+                f"their number, {len(ids)}.",
+                "logprobs",
+            )
+        self.logprobs = len(ids)
 
     def _make_greedy(self) -> None:
         if self.n > 1:

@@ -1,6 +1,6 @@
 """What a chat encoder takes and gives, and the one check of a chat's messages."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
@@ -29,6 +29,49 @@ _NUM_SHARED_ENDS = 2
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
+class PromptCut:
+    """A place in prompts that is tokenised from both sides: tokens before it are everywhere equal.
+
+    Prompts that begin alike are thus tokenised once as far as that, and none of them depends on
+    how another goes on.
+
+    Owns: the tokens of what stood before the mark last.
+
+    Args:
+        mark: A character in a message, where the prompt is cut; it is no part of the prompt.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self._head: tuple[str, list[int]] | None = None
+
+    @property
+    def num_head_tokens(self) -> int:
+        """Tokens before the place, in the prompt made last; 0: the mark did not stand in it."""
+        return 0 if self._head is None else len(self._head[1])
+
+    def encode(
+        self,
+        rendered: str,
+        encode: Callable[[str], list[int]],
+        encode_rest: Callable[[str], list[int]],
+    ) -> list[int]:
+        """Return the tokens of a prompt.
+
+        Args:
+            rendered: Its text, with the mark.
+            encode: Tokenises the beginning of a prompt, or a whole one.
+            encode_rest: Tokenises what follows.
+        """
+        head, mark, rest = rendered.rpartition(self.mark)
+        if not mark:
+            self._head = None
+            return encode(rendered)
+        if self._head is None or self._head[0] != head:
+            self._head = head, encode(head)
+        return self._head[1] + encode_rest(rest)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     """What a chat request says about its prompt besides the messages.
@@ -43,6 +86,7 @@ class ChatOptions:
         add_special_tokens: Whether the tokenizer adds bos although the rendered text carries it.
         max_prompt_tokens: A prompt that cannot have as few is refused before it is tokenised; None:
             none is.
+        cut: Where the prompt is tokenised in two; None: nowhere.
     """
 
     add_generation_prompt: bool = True
@@ -53,6 +97,7 @@ class ChatOptions:
     response_format: Mapping[str, Any] | None = None
     add_special_tokens: bool = False
     max_prompt_tokens: int | None = None
+    cut: PromptCut | None = None
 
 
 @dataclass(frozen=True, slots=True)

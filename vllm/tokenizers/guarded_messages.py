@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from vllm.tokenizers.chat_messages import ChatMessage, ChatOptions, check_length
@@ -36,12 +37,20 @@ class GuardedMessages:
             UserInputError: The text cannot be tokenised.
             ContextLengthError: It is longer than the options allow.
         """
-        add_special_tokens = options.add_special_tokens
         check_length(tokenizer, rendered, options.max_prompt_tokens)
+        encode = partial(self._encode, tokenizer, options.add_special_tokens)
+        cut = options.cut
+        if cut is None:
+            token_ids = encode(rendered)
+        else:
+            token_ids = cut.encode(rendered, encode, partial(self._encode, tokenizer, False))
+            rendered = rendered.replace(cut.mark, "")
+        return rendered if self.mark is None else rendered.replace(self.mark, ""), token_ids
+
+    def _encode(self, tokenizer: Tokenizer, add_special_tokens: bool, text: str) -> list[int]:
         if self.literal_text is None or self.mark is None:
-            return rendered, tokenizer.encode(rendered, add_special_tokens=add_special_tokens)
-        token_ids = self.literal_text.encode(rendered, self.mark, add_special_tokens)
-        return rendered.replace(self.mark, ""), token_ids
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.literal_text.encode(text, self.mark, add_special_tokens)
 
 
 def guard_messages(

@@ -29,7 +29,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         priority: Lower runs earlier, with priority scheduling.
         cache_salt: Prefixes are reused only under equal salts.
         cache_boundaries: Offsets in the prompt, in tokens, that are worth a checkpoint.
-        cache_ttls: For some of them, how many seconds their prefix shall be kept at least.
+        cache_junctions: Offsets behind which other requests of the same caller are known to go on
+            otherwise: a checkpoint is left there at first sight, however much it weighs.
+        cache_ttls: For some boundaries, how many seconds their prefix shall be kept at least.
         trace_headers: Of the caller's trace.
         data_parallel_rank: The engine core that shall run it; None: any.
         prompt_cache_key: What requests share that shall meet on one engine core; None: nothing.
@@ -39,6 +41,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     priority: int = 0
     cache_salt: str | None = None
     cache_boundaries: list[int] = []
+    cache_junctions: list[int] = []
     cache_ttls: dict[int, float] = {}
     trace_headers: dict[str, str] | None = None
     data_parallel_rank: int | None = None
@@ -103,20 +106,20 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 "asks to keep nothing, the other to keep a prefix. Leave one of them out.",
                 "skip_cache_insert",
             )
-        boundaries: list[Any] = self.cache_boundaries
-        if len(boundaries) > MAX_CACHE_BOUNDARIES:
-            raise UserInputError(
-                f"cache_boundaries holds {len(boundaries)} offsets: give at most "
-                f"{MAX_CACHE_BOUNDARIES}.",
-                "cache_boundaries",
-            )
-        for offset in boundaries:
-            if type(offset) is not int or not 0 < offset <= num_prompt_tokens:
+        for name in ("cache_boundaries", "cache_junctions"):
+            offsets: list[Any] = getattr(self, name)
+            if len(offsets) > MAX_CACHE_BOUNDARIES:
                 raise UserInputError(
-                    f"cache_boundaries holds {offset!r}: give offsets in tokens, from 1 to the "
-                    f"prompt's {num_prompt_tokens}.",
-                    "cache_boundaries",
+                    f"{name} holds {len(offsets)} offsets: give at most {MAX_CACHE_BOUNDARIES}.",
+                    name,
                 )
+            for offset in offsets:
+                if type(offset) is not int or not 0 < offset <= num_prompt_tokens:
+                    raise UserInputError(
+                        f"{name} holds {offset!r}: give offsets in tokens, from 1 to the prompt's "
+                        f"{num_prompt_tokens}.",
+                        name,
+                    )
 
 
 # Options do not change: one object serves all requests without.

@@ -194,6 +194,11 @@ class FakeEngine:
         self, index: int, ids: Sequence[int], params: SamplingParams, reason: str | None
     ) -> CompletionOutput:
         rows = None if params.logprobs is None else [self._row(i, params.logprobs) for i in ids]
+        named = params.logprob_token_ids
+        if named is not None:
+            # The first of them is the most likely one.
+            row = {i: self._logprob(i, -1.0 - place, None) for place, i in enumerate(named)}
+            rows = [row for _ in ids]
         return CompletionOutput(
             index=index,
             text=self._tokenizer.decode([i for i in ids if i != self._tokenizer.eos_token_id]),
@@ -218,6 +223,6 @@ class FakeEngine:
             row[other] = self._logprob(other, -0.5 * rank, rank)
         return row
 
-    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
+    def _logprob(self, token_id: int, logprob: float, rank: int | None) -> Logprob:
         piece = self._tokenizer.token_bytes(token_id)
         return Logprob(logprob, rank, piece.decode(errors="replace"), piece)

@@ -41,6 +41,16 @@ def test_requests_a_minute_come_evenly():
         admit(limits, tenant)
 
 
+def test_a_call_of_many_is_one_a_minute_and_waits_as_many() -> None:
+    tenant = Tenant("a", requests_per_minute=1, max_queued_requests=5)
+    limits, _ = make(tenant)
+    with pytest.raises(TenantLimitError, match=r"2 of its requests .*, and this call brings 4"):
+        limits.admit(tenant, 10, lambda: 2, 4)
+    limits.admit(tenant, 10, lambda: 2, 3)
+    with pytest.raises(TenantLimitError, match="requests_per_minute=1"):
+        limits.admit(tenant, 10, lambda: 0, 1)
+
+
 def test_answers_bring_a_debt():
     tenant = Tenant("a", tokens_per_minute=600)
     limits, clock = make(tenant)

@@ -37,3 +37,19 @@ def test_each_row_pays_for_what_it_asked() -> None:
     assert sorted(lists.logprob_token_ids[2, 1:].tolist()) == list(range(9))
     assert not lists.logprobs[1].any()
     assert lists.sampled_token_ranks[1] == 0
+
+
+def test_rows_that_name_their_tokens() -> None:
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(1))
+    tokens = torch.tensor([8, 1, 2, 3])
+    named = {0: np.array([5, 3, 8]), 3: np.array([7])}
+    lists = gather_sampled_logprobs(logits, tokens, np.array([3, 2, -1, 1]), named)
+    expected = logits.log_softmax(-1).numpy()
+    order = np.argsort(-expected[1])[:2]
+    for row, ids in ((0, [8, 5, 3, 8]), (1, [1, *order.tolist()]), (3, [3, 7])):
+        assert lists.logprob_token_ids[row, : len(ids)].tolist() == ids
+        np.testing.assert_array_equal(lists.logprobs[row, : len(ids)], expected[row][ids])
+        assert not lists.logprobs[row, len(ids) :].any()
+        rank = int((expected[row] > expected[row][ids[0]]).sum()) + 1
+        assert lists.sampled_token_ranks[row] == rank
+    assert not lists.logprobs[2].any()

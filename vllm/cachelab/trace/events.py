@@ -93,6 +93,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
         num_scores: Log probabilities that it wants of each prompt position, and which let it hit
             where they are known; None: it wants none.
         skips_insert: Whether it leaves nothing behind; of its units only those of others are told.
+        junctions: Offsets in the prompt behind which others are known to go on otherwise.
     """
 
     number: int
@@ -110,6 +111,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
     ttls: list[tuple[int, float | None]] = []
     num_scores: int | None = None
     skips_insert: bool = False
+    junctions: list[int] = []
 
 
 class Ending(msgspec.Struct, array_like=True):

@@ -165,6 +165,7 @@ class CacheRecorder:
                 list(request.cache_ttls.items()),
                 request.num_scores,
                 is_private,
+                list(request.options.cache_junctions),
             )
         )
 

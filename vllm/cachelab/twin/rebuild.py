@@ -14,7 +14,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.engine.cache_trace import describe_groups
 from vllm.v1.request import Request
-from vllm.v1.request_options import NO_OPTIONS, RequestOptions
+from vllm.v1.request_options import RequestOptions
 
 _REPLAYED = "vllm.cachelab.twin.tier:ReplayedTier"
 _SIMULATED = "vllm.cachelab.sim.tier:SimTier"
@@ -158,5 +158,7 @@ def make_request(
         block_hasher=KnownHashes(hashes, unit, added.number),
         cache_boundaries=added.boundaries,
         cache_ttls={place: math.inf if ttl is None else ttl for place, ttl in added.ttls},
-        options=RequestOptions(skip_cache_insert=True) if added.skips_insert else NO_OPTIONS,
+        options=RequestOptions(
+            skip_cache_insert=added.skips_insert, cache_junctions=added.junctions
+        ),
     )

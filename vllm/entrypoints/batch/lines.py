@@ -44,7 +44,7 @@ def read_lines(path: Path) -> Iterator[BatchRequest | BadLine]:
         for number, raw in enumerate(file, start=1):
             if not raw.strip():
                 continue
-            line = _parse(number, raw)
+            line = parse_line(number, raw)
             if isinstance(line, BatchRequest):
                 first = seen.setdefault(line.custom_id, number)
                 if first != number:
@@ -60,7 +60,8 @@ def count_lines(path: Path) -> int:
         return sum(bool(raw.strip()) for raw in file)
 
 
-def _parse(number: int, raw: bytes) -> BatchRequest | BadLine:
+def parse_line(number: int, raw: bytes) -> BatchRequest | BadLine:
+    """Return a line as a request, or what is wrong with it."""
     try:
         fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

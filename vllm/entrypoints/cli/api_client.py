@@ -130,6 +130,19 @@ class ApiClient:
             self._card = next(named, {})
         return self._card
 
+    def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a whole answer.
+
+        Raises:
+            UserInputError: The server says the request is wrong.
+            EngineError: The server cannot be reached, or refuses.
+        """
+        with _reachable(self._url):
+            response = self._http.post(self._url + path, json={"model": self.model, **body})
+        _check(response)
+        answer: Mapping[str, Any] = response.json()
+        return answer
+
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Yield the choices' chunks of a streamed answer; its usage is in ``usage`` afterwards.
 

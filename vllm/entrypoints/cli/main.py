@@ -10,6 +10,7 @@ from vllm.entrypoints.cli import (
     chat,
     collect_env,
     complete,
+    decisions,
     inspect,
     parse,
     render,
@@ -20,7 +21,10 @@ from vllm.exceptions import VllmError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.version import BANNER
 
-_COMMANDS = (serve, chat, complete, inspect, parse, render, run_batch, bench, cache, collect_env)
+_COMMANDS = (
+    *(serve, chat, complete, decisions, inspect, parse, render, run_batch, bench, cache),
+    collect_env,
+)
 _EXIT_USAGE = 2
 
 

@@ -14,6 +14,7 @@ from vllm import envs
 from vllm.config.tenants import TenantsConfig
 from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
+from vllm.entrypoints.decisions.routes import router as decisions_router
 from vllm.entrypoints.openai.api_keys import KeyGuard
 from vllm.entrypoints.openai.cache_page import CacheFeed, page_router
 from vllm.entrypoints.openai.cache_routes import cache_router
@@ -98,7 +99,14 @@ def build_app(
         ),
         app.state.diagnoses,
     )
-    routers = [router, responses_router, messages_router, cache_router, transfer_router]
+    routers = [
+        router,
+        responses_router,
+        messages_router,
+        decisions_router,
+        cache_router,
+        transfer_router,
+    ]
     if envs.VLLM_SERVER_DEV_MODE and args.operations.admin_key is None:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
     if envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None:

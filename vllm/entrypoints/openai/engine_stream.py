@@ -15,7 +15,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.data_parallel.predictions import Prediction
 from vllm.v1.engine.questions import Question, Reply
-from vllm.v1.engine.submission import Submission
+from vllm.v1.engine.submission import CallPart, Submission
 from vllm.v1.messages import PrefillStats
 from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
@@ -49,12 +49,13 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt and how to answer it."""
+    """One prompt and how to answer it; ``part``: what it counts for in a call of many."""
 
     request_id: str
     token_ids: list[int]
     params: SamplingParams
     options: RequestOptions = NO_OPTIONS
+    part: CallPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,9 @@ class EngineStream:
     def _submission(self, index: int) -> Submission:
         job = self._jobs[index]
         prompt = TokensPrompt(prompt_token_ids=job.token_ids)
-        return Submission(job.request_id, prompt, job.params, _JobSink(self, index), job.options)
+        return Submission(
+            job.request_id, prompt, job.params, _JobSink(self, index), job.options, job.part
+        )
 
     def put(self, index: int, output: RequestOutput) -> None:
         """Take in an output of a job."""

@@ -18,7 +18,7 @@ from vllm.entrypoints.openai.protocol.fields import (
     check_extra_fields,
     ignored_fields_header,
 )
-from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.entrypoints.openai.protocol.requests import EngineRequest, SamplingRequest
 from vllm.entrypoints.openai.sampling import read_options
 from vllm.exceptions import UserInputError
 from vllm.logger import init_logger
@@ -69,12 +69,12 @@ class RequestScope:
 
 def open_scope(
     prefix: str,
-    body: SamplingRequest,
+    body: EngineRequest,
     raw_request: Request,
     context: ServingContext,
     without_effect: Sequence[str] = (),
 ) -> RequestScope:
-    """Check what all generating routes check first.
+    """Check what all routes check first whose answers the engine makes.
 
     Args:
         prefix: Of the response's id.
@@ -89,9 +89,7 @@ def open_scope(
     """
     model = context.served_model.resolve_name(body.model)
     ignored = [*check_extra_fields(body.model_extra, body.route), *without_effect]
-    if body.stream_options is not None:
-        extra = body.stream_options.model_extra or {}
-        ignored += [f"stream_options.{name}" for name in extra if name != "include_obfuscation"]
+    ignored += body.ignored_parts
     response_id = prefix + _request_id(raw_request, body.request_id)
     if ignored:
         logger.debug("Request %s: ignored fields %s", response_id, ", ".join(map(repr, ignored)))
@@ -136,7 +134,7 @@ def header_data_parallel_rank(raw_request: Request) -> int | None:
     return int(given[:32])
 
 
-def leaves_nothing(raw_request: Request, body: SamplingRequest) -> bool:
+def leaves_nothing(raw_request: Request, body: EngineRequest) -> bool:
     """Whether a request asks to leave nothing behind: by its field, or by ``Cache-Control``."""
     if body.skip_cache_insert is not None:
         return body.skip_cache_insert

@@ -7,7 +7,7 @@ import msgspec
 
 from vllm import envs
 from vllm.entrypoints.openai.context import ServedModel
-from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.entrypoints.openai.protocol.requests import EngineRequest, SamplingRequest
 from vllm.entrypoints.openai.structured_fields import make_structured_outputs
 from vllm.exceptions import ContextLengthError, UnsupportedFeatureError, UserInputError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -46,7 +46,7 @@ class LogprobsOptions:
     prompt: int | None = None
 
 
-def read_options(request: SamplingRequest) -> RequestOptions:
+def read_options(request: EngineRequest) -> RequestOptions:
     """Return the options that a request names: its fields of their names."""
     kind = type(request).options_type
     known = type(request).model_fields.keys() & set(kind.__struct_fields__)
@@ -75,9 +75,18 @@ def check_request(request: SamplingRequest, served_model: ServedModel) -> None:
         raise UserInputError(
             "prompt_logprobs is not available in a stream: set stream to false.", "prompt_logprobs"
         )
+    check_options(request, served_model)
+    _check_transfer(request, served_model)
+
+
+def check_options(request: EngineRequest, served_model: ServedModel) -> None:
+    """Check what a request says of itself, beside what is asked.
+
+    Raises:
+        UserInputError: A field is wrong.
+    """
     read_options(request).check(has_priorities=served_model.has_priority)
     _check_request_id(request.request_id)
-    _check_transfer(request, served_model)
 
 
 def _check_transfer(request: SamplingRequest, served_model: ServedModel) -> None:

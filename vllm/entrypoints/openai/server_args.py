@@ -16,6 +16,32 @@ _GROUP = "server"
 
 
 @dataclass(frozen=True, slots=True)
+class DecisionArgs:
+    """What ``/v1/decisions`` makes of the model's log probabilities."""
+
+    temperature: float = option(
+        1.0,
+        "Divides the log probabilities of /v1/decisions: above 1 they are less sure. `vllm "
+        "decisions fit` finds it. Default: 1.",
+        group=_GROUP,
+        flag="--decision-temperature",
+        limit=Limit(lambda value: 0.01 <= value <= 100.0, "must be between 0.01 and 100."),
+    )
+    refusal_mass: float = option(
+        0.0,
+        "Refuse a question of /v1/decisions where all options together are less probable than "
+        "this. Default: 0, never.",
+        group=_GROUP,
+        flag="--decision-refusal-mass",
+        metavar="SHARE",
+        limit=Limit(lambda value: 0.0 <= value <= 1.0, "must be between 0 and 1."),
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, by_flag=True)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerArgs:
     """What ``vllm serve`` was told about the server."""
 
@@ -148,6 +174,7 @@ class ServerArgs:
         group=_GROUP,
     )
     operations: OperationsArgs = field(default_factory=OperationsArgs)
+    decisions: DecisionArgs = field(default_factory=DecisionArgs)
 
     def __post_init__(self) -> None:
         check_options(self, by_flag=True)

@@ -58,6 +58,7 @@ class AnswerState:
             tokenizer if params.detokenize else None,
             wants_sample=params.logprobs is not None,
             wants_prompt=params.prompt_logprobs is not None,
+            has_ranks=params.logprob_token_ids is None,
         )
         self._token_ids: list[int] = []
         self._num_shown_tokens = 0

@@ -34,7 +34,7 @@ from vllm.v1.engine.output_queue import OutputQueue
 from vllm.v1.engine.questions import Question, Reply, ResetCache
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
-from vllm.v1.engine.submission import Submission
+from vllm.v1.engine.submission import CallPart, Submission
 from vllm.v1.engine.tenant_limits import TenantLimits, current_tenant, tenant_salt
 from vllm.v1.engine.wire import (
     FromCore,
@@ -207,19 +207,23 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             options.replace(trace_headers=options.trace_headers or current_trace_headers.get()),
             arrival_time=arrival_time,
         )
+        part = given.part or CallPart(params.n, len(request.prompt_token_ids))
         try:
-            waiting = self._output_processor.count_waiting_tokens
-            self._queue_limit.admit_tokens(len(request.prompt_token_ids), waiting)
-            self._queue_limit.admit(params.n, self._output_processor.num_unfinished)
+            if part.num_requests:
+                waiting = self._output_processor.count_waiting_tokens
+                self._queue_limit.admit_tokens(part.num_tokens, waiting)
+                self._queue_limit.admit(part.num_requests, self._output_processor.num_unfinished)
         except QueueFullError as error:
             self._record(None, IterationStats(rejection_reason=error.limit))
             raise
         if self._tenants is not None:
-            request = self._admit_tenant(self._tenants, request)
+            request = self._admit_tenant(self._tenants, request, part)
         return request
 
-    def _admit_tenant(self, limits: TenantLimits, request: EngineCoreRequest) -> EngineCoreRequest:
-        """Let a request of the tenant in whose name this is called in.
+    def _admit_tenant(
+        self, limits: TenantLimits, request: EngineCoreRequest, part: CallPart
+    ) -> EngineCoreRequest:
+        """Let a request, or a call of many, of the tenant in whose name this is called in.
 
         Raises:
             TenantLimitError: The tenant exceeds a limit.
@@ -227,7 +231,9 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         tenant = limits.find(current_tenant.get())
         count_waiting = partial(self._output_processor.count_waiting_requests, tenant.name)
         try:
-            limits.admit(tenant, len(request.prompt_token_ids), count_waiting)
+            if part.num_requests:
+                num_new = part.num_requests // request.sampling_params.n
+                limits.admit(tenant, part.num_tokens, count_waiting, num_new)
         except TenantLimitError as error:
             refused = [(tenant.name, error.limit)]
             self._record(

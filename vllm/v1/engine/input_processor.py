@@ -165,11 +165,13 @@ class InputProcessor:
                 f"tokens leaves {room} of the context's {limit}.",
                 "min_tokens",
             )
-        self._check_logprobs("logprobs", params.logprobs)
+        if params.logprob_token_ids is None:
+            self._check_logprobs("logprobs", params.logprobs)
         self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
         self._check_ids("stop_token_ids", params.stop_token_ids or ())
         self._check_ids("logit_bias", list(params.logit_bias or ()))
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("logprob_token_ids", params.logprob_token_ids or ())
         self._check_stop(params)
         complete = params.clone()
         complete_from_tokenizer(complete, prompt, self._tokenizer)

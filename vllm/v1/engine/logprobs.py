@@ -14,12 +14,19 @@ class LogprobsCollector:
         tokenizer: Turns ids into text; None: no text.
         wants_sample: Whether the answer's are wanted.
         wants_prompt: Whether the prompt's are.
+        has_ranks: Whether the tokens beside an answer's own are the most likely ones, best first.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, *, wants_sample: bool, wants_prompt: bool
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        wants_sample: bool,
+        wants_prompt: bool,
+        has_ranks: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
+        self._has_ranks = has_ranks
         self.sample: SampleLogprobs | None = [] if wants_sample else None
         self.prompt: PromptLogprobs | None = [None] if wants_prompt else None
         self.cumulative: float | None = 0.0 if wants_sample else None
@@ -29,7 +36,7 @@ class LogprobsCollector:
         if self.sample is None or self.cumulative is None:
             return
         for i in range(min(num_tokens, len(rows.ranks))):
-            self.sample.append(self._position(rows, i))
+            self.sample.append(self._position(rows, i, has_ranks=self._has_ranks))
             self.cumulative += rows.logprobs[i][0]
 
     def add_prompt(self, rows: LogprobsRows) -> None:
@@ -37,18 +44,19 @@ class LogprobsCollector:
         if self.prompt is not None:
             self.prompt.extend(self._position(rows, i) for i in range(len(rows.ranks)))
 
-    def _position(self, rows: LogprobsRows, i: int) -> TokenLogprobs:
-        """Build one position: the token itself first, then the most likely ones by rank."""
+    def _position(self, rows: LogprobsRows, i: int, *, has_ranks: bool = True) -> TokenLogprobs:
+        """Build one position: the token itself first, then the others in their order."""
         position: TokenLogprobs = {}
         columns = zip(rows.token_ids[i], rows.logprobs[i], strict=True)
         for column, (token_id, logprob) in enumerate(columns):
             if token_id in position:
                 continue  # the token itself is among the most likely ones
-            rank = rows.ranks[i] if column == 0 else column
+            rank = column if has_ranks else None
+            rank = rows.ranks[i] if column == 0 else rank
             position[token_id] = self._entry(token_id, logprob, rank)
         return position
 
-    def _entry(self, token_id: int, logprob: float, rank: int) -> Logprob:
+    def _entry(self, token_id: int, logprob: float, rank: int | None) -> Logprob:
         if self._tokenizer is None:
             return Logprob(logprob, rank)
         token_bytes = self._tokenizer.token_bytes(token_id)

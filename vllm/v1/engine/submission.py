@@ -9,6 +9,20 @@ from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
 
 @dataclass(frozen=True, slots=True)
+class CallPart:
+    """What one request of a call that makes many counts for, where limits are checked.
+
+    Attributes:
+        num_requests: Requests of the call that are let in with this one, itself included; 0: it was
+            let in with another.
+        num_tokens: What is counted of their prompts, all together.
+    """
+
+    num_requests: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """One prompt and how to answer it.
 
@@ -21,6 +35,7 @@ class Submission:
         params: How to answer.
         sink: Where outputs go; None: ``step()`` returns them.
         options: What else its client says of it.
+        part: What it counts for as part of a call; None: for itself.
     """
 
     request_id: str
@@ -28,3 +43,4 @@ class Submission:
     params: SamplingParams
     sink: OutputSink | None = None
     options: RequestOptions = NO_OPTIONS
+    part: CallPart | None = None

@@ -96,23 +96,31 @@ class TenantLimits:
         """Return the tenant of a request."""
         return self._config.find(name)
 
-    def admit(self, tenant: Tenant, num_tokens: int, count_waiting: Callable[[], int]) -> None:
-        """Let a request in.
+    def admit(
+        self,
+        tenant: Tenant,
+        num_tokens: int,
+        count_waiting: Callable[[], int],
+        num_new: int = 1,
+    ) -> None:
+        """Let a request in, or a call that is answered by several.
 
         Args:
             tenant: Whose it is.
             num_tokens: Of its prompt.
             count_waiting: Counts the tenant's requests that wait for their first token.
+            num_new: Requests that would wait, too; all together they count as one a minute.
 
         Raises:
             TenantLimitError: The tenant exceeds a limit; nothing was spent.
         """
         now, name = self._clock(), tenant.name
         most = tenant.max_queued_requests
-        if most is not None and (num_waiting := count_waiting()) >= self._part(most):
+        if most is not None and (num_waiting := count_waiting()) + num_new > self._part(most):
+            more = f", and this call brings {num_new}" if num_new > 1 else ""
             raise TenantLimitError(
                 f"Tenant {name!r} exceeds max_queued_requests={most}: {num_waiting} of its "
-                "requests wait for their first token.",
+                f"requests wait for their first token{more}.",
                 "max_queued_requests",
             )
         asked = (

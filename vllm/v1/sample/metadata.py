@@ -4,7 +4,7 @@ Built when the batch changes and reused over the decode steps in between; all th
 to step is the position of each row's token, which the sampler is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -137,6 +137,7 @@ class SamplingMetadata:
         forbidden_stops: None when no row has ``min_tokens``.
         num_logprobs: int64 ``[num_rows]``: most likely tokens to report beside the sampled one,
             -1 for rows that asked for none; None when no row asked.
+        logprob_ids: Of rows that name the tokens to report, int64, as many as ``num_logprobs``.
         edits: None when no row has a bias, allowed tokens or bad words.
     """
 
@@ -145,6 +146,7 @@ class SamplingMetadata:
     forbidden_stops: ForbiddenStops | None
     num_logprobs: np.ndarray | None
     edits: FixedEdits | None = None
+    logprob_ids: Mapping[int, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -157,6 +159,11 @@ class SamplingMetadata:
             forbidden_stops=_build_forbidden(rows, vocab_size),
             num_logprobs=_build_logprobs(rows, vocab_size),
             edits=FixedEdits.build([r.edits for r in rows], vocab_size, torch.device(device)),
+            logprob_ids={
+                i: np.array(ids, dtype=np.int64)
+                for i, row in enumerate(rows)
+                if (ids := row.params.logprob_token_ids) is not None
+            },
         )
 
 

@@ -97,7 +97,9 @@ def sample_on_device(
     token_ids = _choose(logits, metadata.random, positions, draw or draw_tokens)
     logprobs = None
     if metadata.num_logprobs is not None:
-        logprobs = gather_sampled_logprobs(raw_logits, token_ids, metadata.num_logprobs)
+        logprobs = gather_sampled_logprobs(
+            raw_logits, token_ids, metadata.num_logprobs, metadata.logprob_ids
+        )
     return DeviceSample(token_ids, logprobs)
 
 

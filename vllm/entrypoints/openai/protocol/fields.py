@@ -16,6 +16,7 @@ from vllm.exceptions import UnsupportedFeatureError
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+DECISIONS = "/v1/decisions"
 IGNORED_FIELDS = "X-Ignored-Fields"
 
 
@@ -52,6 +53,7 @@ _FOR_ACCOUNTS = WithoutEffect("tells end users apart for abuse reports, which no
 _ONE_TIER = WithoutEffect("there is one tier of service")
 _BY_CONTENT = WithoutEffect("prefixes are found by their tokens, and kept as long as there is room")
 _NO_STORE = WithoutEffect("nothing is kept of this route's answers")
+_NOT_DRAWN = WithoutEffect("nothing is generated: probabilities are read")
 _LENGTH = WithoutEffect("models here know no such setting: ask for it in the prompt")
 
 _SHARED: Mapping[str, KnownField] = {
@@ -123,6 +125,22 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
         "inference_geo": WithoutEffect("there is one place"),
         "metadata": _FOR_ACCOUNTS,
         "speed": _ONE_TIER,
+    },
+    DECISIONS: {
+        "stream": _OFF,
+        "tools": _EMPTY_LIST,
+        "max_output_tokens": _NOT_DRAWN,
+        "n": Refused((1,), "ask in several orders with x_permutations"),
+        "reasoning": _NOT_DRAWN,
+        "seed": _NOT_DRAWN,
+        "temperature": WithoutEffect("--decision-temperature is the server's, fitted for all"),
+        "top_p": _NOT_DRAWN,
+        "metadata": _NO_STORE,
+        "prompt_cache_retention": _BY_CONTENT,
+        "service_tier": _ONE_TIER,
+        "session_id": WithoutEffect("a conversation is found by its tokens"),
+        "store": _NO_STORE,
+        "user": _FOR_ACCOUNTS,
     },
 }
 

@@ -105,8 +105,8 @@ class StreamOptions(_Body):
     )
 
 
-class SamplingRequest(_Body):
-    """Fields that completions and chats share; null means the default everywhere.
+class EngineRequest(_Body):
+    """Fields of all requests that the engine works on; null means the default everywhere.
 
     Attributes:
         route: Of ``fields.KNOWN_FIELDS``.
@@ -117,6 +117,27 @@ class SamplingRequest(_Body):
     options_type: ClassVar[type[RequestOptions]] = RequestOptions
 
     model: Text | None = Field(None, description="A served name; the default when absent.")
+    priority: Whole | None = Field(
+        None, description="Lower runs earlier, with priority scheduling."
+    )
+    request_id: Text | None = None
+    cache_salt: Text | None = Field(None, description="Prefixes are reused only under equal salts.")
+    prompt_cache_key: Text | None = Field(
+        None, description="Requests with equal keys meet on one of several engine cores."
+    )
+    skip_cache_insert: StrictBool | None = Field(
+        None, description="Read what is cached, and leave nothing behind."
+    )
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        """Names of what stands in the request's own fields and has no effect."""
+        return []
+
+
+class SamplingRequest(EngineRequest):
+    """Fields that completions and chats share."""
+
     n: Whole | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -158,23 +179,18 @@ class SamplingRequest(_Body):
     prompt_logprobs: Whole | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    priority: Whole | None = Field(
-        None, description="Lower runs earlier, with priority scheduling."
-    )
-    request_id: Text | None = None
-    cache_salt: Text | None = Field(None, description="Prefixes are reused only under equal salts.")
-    prompt_cache_key: Text | None = Field(
-        None, description="Requests with equal keys meet on one of several engine cores."
-    )
-    skip_cache_insert: StrictBool | None = Field(
-        None, description="Read what is cached, and leave nothing behind."
-    )
     add_special_tokens: StrictBool | None = None
     return_token_ids: StrictBool | None = None
     return_tokens_as_token_ids: StrictBool | None = None
     kv_transfer_params: dict[str, Any] | None = Field(
         None, description="Prefill apart from decode: see docs/disaggregation.md."
     )
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        """See ``EngineRequest``."""
+        extra = (self.stream_options and self.stream_options.model_extra) or {}
+        return [f"stream_options.{name}" for name in extra if name != "include_obfuscation"]
 
 
 class CompletionRequest(SamplingRequest):

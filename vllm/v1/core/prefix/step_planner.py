@@ -294,6 +294,9 @@ class StepPlanner:
             junctions = set(policy.junction_boundaries(parting)) if parting else junctions
             parts_at_hit = bool(junctions) and parting == found.position and not found.rebuild
             junctions = set() if parts_at_hit else junctions
+        for offset in request.options.cache_junctions:
+            place = min(geometry.floor_unit(offset), geometry.floor_unit(request.num_tokens - 1))
+            junctions.update(policy.junction_boundaries(place) if place else ())
         if hit is not None and hit.rebuild is not None:
             # Once is enough: others shall resume there.
             wanted.add(hit.position)

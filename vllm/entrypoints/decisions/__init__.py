@@ -1,0 +1,1 @@
+"""``/v1/decisions``: typed questions about one input, answered with probabilities."""
