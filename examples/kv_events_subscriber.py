@@ -21,6 +21,9 @@ END_OF_REPLAY = -1
 _SEQ_BYTES = 8
 _REPLAY_TIMEOUT_MS = 5_000
 
+# Of groups that keep a tail of a prompt, not all of it.
+_WINDOW_KINDS = ("sliding_window", "sliding_window_mla", "mamba", "chunked_local_attention")
+
 Hash = int | bytes
 
 
@@ -29,7 +32,8 @@ class PrefixIndex:
 
     A *dense* group keeps a hash for every ``block_size`` tokens of a prompt. A *window* group
     (``block_size`` 0) keeps a hash for every place where a prompt can be resumed. A prompt is hit
-    up to the deepest such place below which every dense group has all it needs.
+    up to the deepest such place below which every dense group has all it needs. Where there is no
+    dense group, a window group says which tokens lead from one such place to the next.
     """
 
     def __init__(self) -> None:
@@ -39,6 +43,10 @@ class PrefixIndex:
         # By dense group: (hash before, salt, tokens) -> hash, and back.
         self._next: dict[int, dict[tuple[Any, ...], Hash]] = defaultdict(dict)
         self._links: dict[tuple[int, Hash], tuple[Any, ...]] = {}
+        # Without dense groups: hash -> (hash before, salt, tokens), known as long as one behind it
+        # is cached, and the hashes behind each.
+        self._spans: dict[Hash, tuple[Hash | None, tuple[Any, ...], tuple[int, ...]]] = {}
+        self._behind: dict[Hash | None, set[Hash]] = defaultdict(set)
 
     def apply(self, event: dict[str, Any]) -> None:
         """Take in one event, as msgpack gives it."""
@@ -55,9 +63,15 @@ class PrefixIndex:
         self.entries.clear()
         self._next.clear()
         self._links.clear()
+        self._spans.clear()
+        self._behind.clear()
 
     def _store(self, event: dict[str, Any]) -> None:
         group, step = event.get("group_idx", 0), event["block_size"]
+        if step and event.get("kv_cache_spec_kind") in _WINDOW_KINDS:
+            self._windows.add(group)
+            self._store_span(group, event)
+            return
         if step == 0:
             self._windows.add(group)
         else:
@@ -73,9 +87,34 @@ class PrefixIndex:
                 self._links[group, block_hash] = link
             parent = block_hash
 
+    def _store_span(self, group: int, event: dict[str, Any]) -> None:
+        (block_hash,), parent = event["block_hashes"], event["parent_block_hash"]
+        self.entries[group, block_hash] += 1
+        if block_hash not in self._spans:
+            (key,) = event.get("extra_keys") or [None]
+            self._spans[block_hash] = parent, tuple(key or ()), tuple(event["token_ids"])
+            self._behind[parent].add(block_hash)
+
+    def _is_cached(self, block_hash: Hash) -> bool:
+        return any((group, block_hash) in self.entries for group in self._windows)
+
+    def _forget_spans(self, block_hash: Hash | None) -> None:
+        """Forget a place that is gone and leads nowhere, and those that led to it alone."""
+        while block_hash in self._spans and not self._behind.get(block_hash):
+            if self._is_cached(block_hash):
+                return
+            parent, _, _ = self._spans.pop(block_hash)
+            self._behind.pop(block_hash, None)
+            self._behind[parent].discard(block_hash)
+            block_hash = parent
+
     def _remove(self, group: int, block_hash: Hash) -> None:
         self.entries[group, block_hash] -= 1
         if self.entries[group, block_hash] <= 0:
+            if block_hash in self._spans:
+                del self.entries[group, block_hash]
+                self._forget_spans(block_hash)
+                return
             # Another copy of the same prefix may be left: only the last one takes its tokens along.
             del self.entries[group, block_hash]
             self._next[group].pop(self._links.pop((group, block_hash), ()), None)
@@ -83,7 +122,7 @@ class PrefixIndex:
     def foretell(self, token_ids: Sequence[int], cache_salt: str | None = None) -> int:
         """Return how many tokens of a prompt the engine would read from its cache now."""
         if not self._steps:
-            return 0
+            return self._foretell_by_spans(token_ids, cache_salt)
         unit = min(self._steps.values())
         hashes = self._known_hashes(token_ids, cache_salt, unit)
         # The last token is always computed.
@@ -91,6 +130,25 @@ class PrefixIndex:
             if not self._windows or any((w, hashes[i]) in self.entries for w in self._windows):
                 return (i + 1) * unit
         return 0
+
+    def _foretell_by_spans(self, token_ids: Sequence[int], cache_salt: str | None) -> int:
+        deepest = 0
+        salt = (salt_digest(cache_salt),) if cache_salt else ()
+        todo: list[tuple[Hash | None, int]] = [(None, 0)]
+        while todo:
+            before, at = todo.pop()
+            for block_hash in self._behind.get(before, ()):
+                _, key, tokens = self._spans[block_hash]
+                end = at + len(tokens)
+                # The last token is always computed.
+                if end >= len(token_ids) or tuple(token_ids[at:end]) != tokens:
+                    continue
+                if key != (salt if at == 0 else ()):
+                    continue
+                todo.append((block_hash, end))
+                if self._is_cached(block_hash):
+                    deepest = max(deepest, end)
+        return deepest
 
     def _known_hashes(
         self, token_ids: Sequence[int], cache_salt: str | None, unit: int

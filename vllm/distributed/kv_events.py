@@ -78,6 +78,7 @@ class BlockStored(KVCacheEvent):
         group_idx: KV cache group of the blocks.
         kv_cache_spec_kind: Kind of that group.
         kv_cache_spec_sliding_window: Its window in tokens, if it has one.
+        session_id: Of the request that stored them, as its client names it.
     """
 
     block_hashes: list[bytes | int]
@@ -91,6 +92,7 @@ class BlockStored(KVCacheEvent):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
+    session_id: str | None = None
 
     __hash__ = KVCacheEvent.__hash__
 

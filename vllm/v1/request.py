@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import UserInputError
 from vllm.utils.hashing import BlockHash
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
-from vllm.v1.request_options import NO_OPTIONS, RequestOptions
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions, session_number
 from vllm.v1.sequence import TokenSequence
 from vllm.v1.structured_output.reasoning import ReasoningTracker
 from vllm.v1.structured_output.request import StructuredOutputRequest
@@ -93,6 +93,7 @@ class Request(TokenSequence):
         is_extra_answer: Whether it is a further answer to a prompt that another request brought.
         tenant: Whose request it is; None: nobody's in particular.
         options: What its client said of it; those that the interface names are attributes too.
+        session: Number of its session, where its name is not known: of a record.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Request(TokenSequence):
         block_hashes: Sequence[BlockHash] = (),
         tenant: str | None = None,
         options: RequestOptions = NO_OPTIONS,
+        session: int | None = None,
     ) -> None:
         super().__init__(request_id, prompt_token_ids, prompt_embeds, block_hasher, block_hashes)
         self.client_index = client_index
@@ -155,6 +157,9 @@ class Request(TokenSequence):
         self.num_scores = self._find_num_scores()
         # What it computes is published nowhere: no key, checkpoint, event, tier or record.
         self.skip_cache_insert = options.skip_cache_insert
+        self.session = session
+        if options.session_id is not None and not options.skip_cache_insert:
+            self.session = session_number(options.session_id, tenant, cache_salt)
 
         # A resumable request gets further input while it lives; None in the queue ends it.
         self.resumable = resumable

@@ -20,6 +20,8 @@ from vllm.inputs import MAX_CACHE_BOUNDARIES
 _MAX_SALT_CHARS = 128
 # Characters that keys of external caches (paths, addresses) cannot carry.
 _SALT_FORBIDDEN = "@/\\\0"
+_IN_MEMORY = "in_memory"
+_RETENTIONS = (_IN_MEMORY, "24h")
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,6 +38,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         data_parallel_rank: The engine core that shall run it; None: any.
         prompt_cache_key: What requests share that shall meet on one engine core; None: nothing.
         skip_cache_insert: Whether it reads what is cached and leaves nothing behind.
+        session_id: The conversation or agent that it is of; None: it does not say.
+        prompt_cache_retention: "in_memory": it goes to no disk; "24h", a maximum, or None: it may.
     """
 
     priority: int = 0
@@ -47,6 +51,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     data_parallel_rank: int | None = None
     prompt_cache_key: str | None = None
     skip_cache_insert: bool = False
+    session_id: str | None = None
+    prompt_cache_retention: str | None = None
 
     def over(self, others: RequestOptions) -> Self:
         """Return these options, with others' where these say nothing."""
@@ -60,6 +66,11 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def replace(self, **fields: Any) -> Self:
         """Return these options with other values."""
         return msgspec.structs.replace(self, **fields)
+
+    @property
+    def stays_in_memory(self) -> bool:
+        """Whether what it leaves may not go to a disk."""
+        return self.prompt_cache_retention == _IN_MEMORY
 
     @property
     def routing_key(self) -> int | None:
@@ -92,6 +103,12 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"priority={self.priority} must be a signed 32-bit integer.", "priority"
             )
         _check_salt(self.cache_salt)
+        if self.prompt_cache_retention not in (None, *_RETENTIONS):
+            raise UserInputError(
+                f"prompt_cache_retention={self.prompt_cache_retention[:60]!r} is unknown: use "
+                f"{' or '.join(_RETENTIONS)}.",
+                "prompt_cache_retention",
+            )
         check_data_parallel_rank(self.data_parallel_rank, num_cores)
 
     def check_offsets(self, num_prompt_tokens: int) -> None:
@@ -120,6 +137,12 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                         f"{num_prompt_tokens}.",
                         name,
                     )
+
+
+def session_number(session_id: str, tenant: str | None, cache_salt: str | None) -> int:
+    """Return what stands for a session of a tenant under a salt, the same in every process."""
+    named = msgspec.json.encode((session_id, tenant, cache_salt))
+    return int.from_bytes(blake2b(named, digest_size=6).digest(), "little")
 
 
 # Options do not change: one object serves all requests without.

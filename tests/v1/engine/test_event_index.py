@@ -84,7 +84,6 @@ def test_events_rebuild_the_index_and_tokens_foretell_hits(
     session, view, draw = Session(core), PrefixIndex(), random.Random(24)
     known: list[list[int]] = [[]]
     num_hits = num_removed = 0
-    dense = core.scheduler.kv_cache_manager.coordinator.geometry.dense
     for _ in range(NUM_PROMPTS):
         shared = draw.choice(known)
         end = [draw.randrange(VOCAB_SIZE) for _ in range(draw.randrange(1, 200))]
@@ -94,8 +93,7 @@ def test_events_rebuild_the_index_and_tokens_foretell_hits(
         session.run()
         answer = session.answers[name]
         assert answer.stats is not None
-        if dense:
-            assert answer.stats.num_cached_tokens == foretold
+        assert answer.stats.num_cached_tokens == foretold
         num_hits += answer.stats.num_cached_tokens > 0
         known.append([*prompt, *answer.tokens][:300])
         for event in recorder.events:

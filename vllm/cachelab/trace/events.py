@@ -94,6 +94,8 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
             where they are known; None: it wants none.
         skips_insert: Whether it leaves nothing behind; of its units only those of others are told.
         junctions: Offsets in the prompt behind which others are known to go on otherwise.
+        session: Number of its session; None: it was not named.
+        stays_in_memory: Whether what it leaves goes to no disk.
     """
 
     number: int
@@ -112,6 +114,8 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
     num_scores: int | None = None
     skips_insert: bool = False
     junctions: list[int] = []
+    session: int | None = None
+    stays_in_memory: bool = False
 
 
 class Ending(msgspec.Struct, array_like=True):
@@ -250,6 +254,18 @@ class HeldSeen(msgspec.Struct, array_like=True, tag="H"):
     forgotten: str = ""
 
 
+class SessionEnded(msgspec.Struct, array_like=True, tag="E"):
+    """A session was said to be over.
+
+    Attributes:
+        time_us: When.
+        session: Its number.
+    """
+
+    time_us: int
+    session: int
+
+
 class Closed(msgspec.Struct, array_like=True, tag="Z"):
     """The server ended; these requests were alive."""
 
@@ -318,4 +334,15 @@ class DiskChanges(msgspec.Struct, array_like=True, tag="K"):
     changes: list[DiskChange]
 
 
-Event = Added | Begun | Step | Aborted | Reset | HeldSeen | Closed | DiskSeen | DiskChanges
+Event = (
+    Added
+    | Begun
+    | Step
+    | Aborted
+    | Reset
+    | HeldSeen
+    | SessionEnded
+    | Closed
+    | DiskSeen
+    | DiskChanges
+)

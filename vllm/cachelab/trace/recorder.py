@@ -21,6 +21,7 @@ from vllm.cachelab.trace.events import (
     Header,
     HeldSeen,
     Reset,
+    SessionEnded,
     Step,
     TierReport,
     Told,
@@ -166,6 +167,8 @@ class CacheRecorder:
                 request.num_scores,
                 is_private,
                 list(request.options.cache_junctions),
+                request.session,
+                request.options.stays_in_memory,
             )
         )
 
@@ -198,6 +201,11 @@ class CacheRecorder:
         """Note that held prefixes were looked at, which lets go of those whose time is over."""
         self._settle()
         self._writer.write(HeldSeen(self._time_us, forgotten))
+
+    def end_session(self, session: int) -> None:
+        """Note that a session is over."""
+        self._settle()
+        self._writer.write(SessionEnded(self._time_us, session))
 
     def see_disk(self, state: DiskState, content: DiskContent | None) -> None:
         """Note what the next step sees of the disk, if it is new."""
@@ -446,6 +454,13 @@ class RecordedScheduler(Scheduler):
         found = super().held_prefixes(forget)
         self.recorder.look_at_held(forget)
         return found
+
+    def end_session(self, session: int) -> int:
+        """End a session."""
+        self.recorder.tick()
+        num_ended = super().end_session(session)
+        self.recorder.end_session(session)
+        return num_ended
 
     def shutdown(self) -> None:
         """Stop the scheduler's helpers, and close the trace."""

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from vllm.cachelab.sim.cost import StepShape
 from vllm.cachelab.sim.engine import SimEngine
 from vllm.cachelab.sim.settings import SimSettings
-from vllm.cachelab.trace.events import Aborted, Added, Begun, DiskSeen, HeldSeen, Reset, Step
+from vllm.cachelab.trace.events import (
+    Aborted,
+    Added,
+    Begun,
+    DiskSeen,
+    HeldSeen,
+    Reset,
+    SessionEnded,
+    Step,
+)
 from vllm.cachelab.twin.rebuild import environment_of, make_request, settings_of
 from vllm.cachelab.twin.tier import ReplayedTier, measured_rates, open_folder, output_of
 from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest
@@ -118,6 +127,8 @@ class ExactTwin:
                 self._tier.see(event)
             case HeldSeen():
                 self._scheduler.held_prefixes(event.forgotten)
+            case SessionEnded():
+                self._scheduler.end_session(event.session)
 
     def _abort(self, event: Aborted) -> None:
         ids = [self._id_of(ending.number) for ending in event.ended]

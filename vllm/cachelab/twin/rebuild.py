@@ -159,6 +159,9 @@ def make_request(
         cache_boundaries=added.boundaries,
         cache_ttls={place: math.inf if ttl is None else ttl for place, ttl in added.ttls},
         options=RequestOptions(
-            skip_cache_insert=added.skips_insert, cache_junctions=added.junctions
+            skip_cache_insert=added.skips_insert,
+            cache_junctions=added.junctions,
+            prompt_cache_retention="in_memory" if added.stays_in_memory else None,
         ),
+        session=added.session,
     )

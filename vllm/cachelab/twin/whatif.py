@@ -9,7 +9,7 @@ from vllm.cachelab.sim.cost import CostModel
 from vllm.cachelab.sim.engine import Acceptance, SimEngine
 from vllm.cachelab.sim.grid import NO_CACHE, Variant
 from vllm.cachelab.sim.settings import disk_bytes_of
-from vllm.cachelab.trace.events import HeldSeen, Reset
+from vllm.cachelab.trace.events import HeldSeen, Reset, SessionEnded
 from vllm.cachelab.twin.exact import TwinResult
 from vllm.cachelab.twin.rebuild import environment_of, make_request, settings_of
 from vllm.cachelab.twin.tier import measured_rates, open_folder
@@ -128,6 +128,9 @@ class WhatIf:
             elif isinstance(event, HeldSeen):
                 look = partial(scheduler.held_prefixes, event.forgotten)
                 interruptions.append((event.time_us / 1e6, look))
+            elif isinstance(event, SessionEnded):
+                end = partial(scheduler.end_session, event.session)
+                interruptions.append((event.time_us / 1e6, end))
         return ClockedRun(engine, self.cost, interruptions=interruptions).run(load)
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _MAX_USES = 8192
 _NUM_ADMISSIONS = 24
 HALF_LIFE_S = 120.0
+# Prompt tokens over time are told in so many spans of so many seconds: ten minutes.
+SPAN_S = 10.0
+NUM_SPANS = 60
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Admission(msgspec.Struct, frozen=True):
         at_s: Monotonic seconds.
         sources: Cached tokens by where they came from: "pool", "host", "disk", "external".
         misses: Tokens by reason.
+        session: Its session, as its client names it; "": it does not.
     """
 
     request_id: str
@@ -64,6 +68,21 @@ class Admission(msgspec.Struct, frozen=True):
     cached_tokens: int
     sources: dict[str, int]
     misses: dict[str, int]
+    session: str = ""
+
+
+class TimeSpan(msgspec.Struct):
+    """The prompts that were admitted within ``SPAN_S``.
+
+    Attributes:
+        number: The span begins at so many times ``SPAN_S``, in monotonic seconds.
+        prompt_tokens: Of all of them.
+        sources: Those that were cached by where they came from; the others were computed.
+    """
+
+    number: int
+    prompt_tokens: int = 0
+    sources: dict[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -87,12 +106,14 @@ class CacheLog:
         uses: By prefix.
         admissions: The last ones.
         totals: Of all.
+        history: The last spans in which anything was admitted, the oldest first.
     """
 
     source: PrefixSource
     uses: OrderedDict[BlockHash, Use] = field(default_factory=OrderedDict)
     admissions: deque[Admission] = field(default_factory=lambda: deque(maxlen=_NUM_ADMISSIONS))
     totals: Totals = field(default_factory=Totals)
+    history: deque[TimeSpan] = field(default_factory=lambda: deque(maxlen=NUM_SPANS))
     _live: dict[str, Request] = field(default_factory=dict)
 
     def admit(self, request: Request, stats: PrefillStats, now_s: float) -> None:
@@ -106,6 +127,9 @@ class CacheLog:
         self.totals.prompt_tokens += stats.num_prompt_tokens
         self.totals.cached_tokens += cached
         self.totals.sources.update(sources)
+        span = self._span_at(now_s)
+        span.prompt_tokens += stats.num_prompt_tokens
+        span.sources = dict(Counter(span.sources) + Counter(sources))
         self.admissions.append(
             Admission(
                 response_id(request.request_id),
@@ -114,8 +138,15 @@ class CacheLog:
                 cached,
                 sources,
                 dict(stats.miss_tokens),
+                request.options.session_id or "",
             )
         )
+
+    def _span_at(self, now_s: float) -> TimeSpan:
+        number = int(now_s // SPAN_S)
+        if not self.history or self.history[-1].number != number:
+            self.history.append(TimeSpan(number))
+        return self.history[-1]
 
     def sweep(self, now_s: float) -> None:
         """Note which requests have ended: what they made was used last by then."""

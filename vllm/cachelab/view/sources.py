@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.retention.tiers import Tier
+from vllm.v1.core.shared_pool import SharedPool
 from vllm.v1.core.values.hit import Checkpoint
 
 if TYPE_CHECKING:
@@ -18,6 +21,24 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 HELD = "held"
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What a tenant has of the pool, in blocks.
+
+    Attributes:
+        tenant: Its name; "": all who have no share of their own.
+        guaranteed: Blocks that others cannot take.
+        at_most: Blocks above which it gives first.
+        held: Its requests hold so many.
+        cached: So many more keep what it computed.
+    """
+
+    tenant: str
+    guaranteed: int
+    at_most: int
+    held: int
+    cached: int
 
 
 def tier_name(pool: TieredPool, block: KVCacheBlock) -> str:
@@ -79,6 +100,23 @@ class PrefixSource:
     def checkpoint(self, prefix_hash: BlockHash) -> Checkpoint | None:
         """Return the window state at a prefix's end, if there is any."""
         return self._index.checkpoints.get(prefix_hash)
+
+    def shares(self) -> list[Share]:
+        """Return what tenants have of the pool; none: it is everybody's."""
+        pool = self.pool
+        if not isinstance(pool, SharedPool):
+            return []
+        names = {number: name for name, number in pool.shares.partitions.items()}
+        return [
+            Share(
+                names.get(number, ""),
+                pool.shares.guaranteed[number],
+                pool.shares.at_most[number],
+                owned.held,
+                owned.free,
+            )
+            for number, owned in enumerate(pool.owned())
+        ]
 
     def free_by_tier(self) -> dict[str, int]:
         """Return how many free blocks stand in each tier that has some."""

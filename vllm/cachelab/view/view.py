@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vllm.cachelab.view.log import Admission, CacheLog
-from vllm.cachelab.view.sources import HELD, make_source
+from vllm.cachelab.view.log import SPAN_S, Admission, CacheLog, TimeSpan
+from vllm.cachelab.view.sources import HELD, Share, make_source
 from vllm.cachelab.view.tree import Tree, TreeBuilder
 from vllm.v1.core.kv_cache_coordinator import as_served
 from vllm.v1.kv_offload.tier_view import TiersView
@@ -28,10 +28,14 @@ class Snapshot(msgspec.Struct, frozen=True):
         now_s: Of the clock that admissions are stamped by.
         unit: Tokens of the smallest hit.
         num_blocks: Of the pool, less the null block.
+        block_bytes: Of one of them, in all layers.
         tiers: Blocks by where they stand; "held": by requests.
         policy: What a policy that learns has learnt.
         totals: Requests, prompt tokens and cached ones since the start.
         sources: Those cached ones by where they came from.
+        history: The same over time.
+        span_s: Seconds of a span of it.
+        shares: What tenants have of the pool; none: it is everybody's.
         offload: The tiers behind the pool; None: there are none.
         admissions: The last ones, the newest first.
         took_ms: To look all this up.
@@ -40,12 +44,16 @@ class Snapshot(msgspec.Struct, frozen=True):
     now_s: float
     unit: int
     num_blocks: int
+    block_bytes: int
     tiers: dict[str, int]
     num_running: int
     num_waiting: int
     policy: dict[str, Any]
     totals: dict[str, int]
     sources: dict[str, int]
+    history: list[TimeSpan]
+    span_s: float
+    shares: list[Share]
     offload: TiersView | None
     tree: Tree
     admissions: list[Admission]
@@ -65,6 +73,9 @@ class CacheView:
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
         self._scheduler = scheduler
         self._source = make_source(scheduler.kv_cache_manager)
+        config = scheduler.kv_cache_manager.kv_cache_config
+        num_bytes = sum(tensor.size for tensor in config.kv_cache_tensors)
+        self._block_bytes = num_bytes // config.num_blocks
         self.log = CacheLog(self._source)
         self._clock = clock
 
@@ -93,6 +104,7 @@ class CacheView:
             now_s=now_s,
             unit=self._source.unit,
             num_blocks=num_usable,
+            block_bytes=self._block_bytes,
             tiers=tiers,
             num_running=num_running,
             num_waiting=num_waiting,
@@ -103,6 +115,9 @@ class CacheView:
                 "cached_tokens": totals.cached_tokens,
             },
             sources=dict(totals.sources),
+            history=list(log.history),
+            span_s=SPAN_S,
+            shares=self._source.shares(),
             offload=None if connector is None else connector.hooks.view_tiers(),
             tree=tree,
             admissions=list(reversed(log.admissions)),

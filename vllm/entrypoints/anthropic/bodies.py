@@ -54,6 +54,7 @@ class MessageUsage(msgspec.Struct):
         cache_creation_input_tokens: Computed, and in the prefix cache now.
         miss_tokens: Those that were computed, by reason: with ``--enable-prompt-tokens-details``.
         dense_match_tokens: How far the caches that keep everything matched; likewise.
+        external_sources: Of those that were read, restored, by where they lay; likewise.
         cache_creation: ``cache_creation_input_tokens`` by their lifetime.
     """
 
@@ -64,6 +65,7 @@ class MessageUsage(msgspec.Struct):
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
+    external_sources: dict[str, int] | UnsetType = UNSET
     cache_creation: CacheCreation | UnsetType = UNSET
 
 

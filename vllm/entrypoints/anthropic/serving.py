@@ -161,6 +161,7 @@ def _usage(answer: SingleAnswer, is_whole: bool = True) -> MessageUsage:
         cache_creation=CacheCreation(num_long, counts.written - num_long),
         miss_tokens=counts.miss_tokens,
         dense_match_tokens=counts.dense_match_tokens,
+        external_sources=counts.external_sources,
     )
     if is_whole:
         usage.output_tokens_details = ThinkingTokens(counts.reasoning)

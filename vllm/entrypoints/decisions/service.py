@@ -20,6 +20,7 @@ from vllm.entrypoints.decisions.questions import Question
 from vllm.entrypoints.decisions.reading import PromptReader, Readings
 from vllm.entrypoints.decisions.scoring import Distribution, label_mass, make_distribution
 from vllm.entrypoints.decisions.wording import PROMPT_FORMAT_VERSION
+from vllm.entrypoints.openai.cache_hints import find_hints, read_cache_options
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.request_scope import (
     RequestScope,
@@ -27,7 +28,6 @@ from vllm.entrypoints.openai.request_scope import (
     leaves_nothing,
     open_scope,
 )
-from vllm.entrypoints.openai.responses.diagnostics import find_hints, read_cache_options
 from vllm.entrypoints.openai.sampling import check_options, read_options
 from vllm.entrypoints.openai.text_workers import count_chars
 from vllm.exceptions import UserInputError
@@ -75,7 +75,9 @@ async def create_decision(
     given = await _render(call, context)
     is_private = leaves_nothing(raw_request, body)
     options = read_options(body).replace(
-        data_parallel_rank=header_data_parallel_rank(raw_request), skip_cache_insert=is_private
+        data_parallel_rank=header_data_parallel_rank(raw_request),
+        skip_cache_insert=is_private,
+        session_id=scope.session,
     )
     if call.reads_alone:
         options = options.replace(cache_salt=_salt_of_its_own(options))
@@ -96,8 +98,8 @@ def _check(body: DecisionsRequest) -> _Call:
     reader = system_one.read_questions if is_system_one else openai_body.read_questions
     questions, ignored = reader(body.questions)
     _check_settings(body)
-    ignored += find_hints(body.prompt_cache_options)
     options = read_cache_options(body.prompt_cache_options)
+    ignored += find_hints(body.prompt_cache_options)
     is_explicit = options is not None and options.mode == "explicit"
     if is_explicit and conversation.breakpoints:
         ignored.append("prompt_cache_options.mode")

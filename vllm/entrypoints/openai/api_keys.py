@@ -11,10 +11,14 @@ from vllm.entrypoints.openai.errors import HttpError
 # Routes that change or show what other users of the server rely on.
 _ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/server_info"})
 _ADMIN_ROOTS = ("/v1/cache/", "/cache/")
+# Of those, a client's own: it can end no sessions but its tenant's.
+_CLIENT_ROOT = "/v1/cache/sessions/"
 
 
 def is_admin_path(path: str) -> bool:
     """Whether a path is the operator's, where there is an operator's key."""
+    if path.startswith(_CLIENT_ROOT):
+        return False
     return path in _ADMIN_PATHS or path.startswith(_ADMIN_ROOTS)
 
 
@@ -40,12 +44,16 @@ class KeyGuard:
         self._api_keys = tuple(key.encode() for key in api_keys)
         self._guards_metrics = guards_metrics
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the API's routes need no key."""
+        return not self._api_keys and (self._tenants is None or self._tenants.is_open)
+
     def find_refusal(self, path: str, headers: Headers) -> HttpError | None:
         """Return why a request is refused; None: it is not."""
         if is_admin_path(path) and self._admin_keys:
             return self._check_admin(headers)
-        is_open = not self._api_keys and (self._tenants is None or self._tenants.is_open)
-        if is_open or _matches(headers, (*self._api_keys, *self._admin_keys)):
+        if self.is_open or _matches(headers, (*self._api_keys, *self._admin_keys)):
             return None
         if self.find_tenant(headers) is not None:
             return None

@@ -1,4 +1,4 @@
-"""``/v1/cache/prefixes``: prompts' beginnings that an operator computes ahead and keeps."""
+"""``/v1/cache``: prompts' beginnings that an operator keeps, and sessions that are over."""
 
 import math
 import uuid
@@ -15,16 +15,18 @@ from vllm.entrypoints.openai.held_prefixes import forget_held, merge_held
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
 from vllm.entrypoints.openai.prompts import tokenize_prompts
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields
-from vllm.entrypoints.openai.protocol.requests import CachePrefixRequest
+from vllm.entrypoints.openai.protocol.requests import CachePrefixRequest, EndSessionRequest
 from vllm.entrypoints.openai.routes import Context
+from vllm.entrypoints.openai.session_names import check_session
 from vllm.entrypoints.openai.watched_route import WatchedRoute
 from vllm.exceptions import PrefixNotFoundError, UserInputError
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
-from vllm.v1.engine.questions import AskHeld
+from vllm.v1.engine.questions import AskHeld, EndSession
+from vllm.v1.engine.tenant_limits import current_tenant
 from vllm.v1.messages import HeldPrefix
-from vllm.v1.request_options import RequestOptions
+from vllm.v1.request_options import RequestOptions, session_number
 
 cache_router = APIRouter(tags=["prefix cache"], route_class=WatchedRoute)
 
@@ -62,6 +64,20 @@ class DeletedPrefix(msgspec.Struct):
     id: str
     deleted: bool = True
     object: str = "cache.prefix"
+
+
+class EndedSession(msgspec.Struct):
+    """Answers the end of a session.
+
+    Attributes:
+        id: Of the session.
+        num_checkpoints: Places where only its prompts could resume, and that may go first now.
+    """
+
+    id: str
+    num_checkpoints: int
+    ended: bool = True
+    object: str = "cache.session"
 
 
 def _json(body: Any) -> Response:
@@ -177,3 +193,20 @@ async def forget_prefix(
     if not await forget_held(context.engine, prefix_id):
         raise PrefixNotFoundError(f"There is no kept prefix {prefix_id[:80]!r}.", "prefix_id")
     return _json(DeletedPrefix(prefix_id))
+
+
+@cache_router.post("/v1/cache/sessions/{session_id:path}/end")
+async def end_session(
+    context: Context,
+    session_id: Annotated[str, Path(description="As requests named it.")],
+    body: EndSessionRequest | None = None,
+) -> Response:
+    """Say that a session is over: what only its requests used is given up first.
+
+    Nothing is evicted at once, and what other sessions used stays as it is. A session that is not
+    known has nothing to give up.
+    """
+    check_session(session_id, "session_id")
+    salt = None if body is None else body.cache_salt
+    number = session_number(session_id, current_tenant.get(), salt)
+    return _json(EndedSession(session_id, await context.engine.ask(EndSession(number))))

@@ -37,6 +37,16 @@ class TokenizedPrompt:
         ttls = {offset: ttl for offset, ttl in offsets.items() if ttl is not None}
         return replace(self, cache_boundaries=boundaries, cache_ttls={**self.cache_ttls, **ttls})
 
+    def kept_for(self, ttl_s: float | None) -> "TokenizedPrompt":
+        """Return the prompt, kept as a whole so long at least, with marks that do not say how long.
+
+        Args:
+            ttl_s: Seconds; None: as long as others.
+        """
+        if ttl_s is None or not self.token_ids:
+            return self
+        return replace(self, cache_ttls={len(self.token_ids): ttl_s, **self.cache_ttls})
+
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:
     """Return the prompts that a ``prompt`` field holds.

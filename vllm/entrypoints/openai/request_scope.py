@@ -20,6 +20,7 @@ from vllm.entrypoints.openai.protocol.fields import (
 )
 from vllm.entrypoints.openai.protocol.requests import EngineRequest, SamplingRequest
 from vllm.entrypoints.openai.sampling import read_options
+from vllm.entrypoints.openai.session_names import find_session
 from vllm.exceptions import UserInputError
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams
@@ -39,6 +40,7 @@ class RequestScope:
         headers: Of the response, besides the usual ones.
         raw_request: The request.
         note_gone: Counts it as one whose client left.
+        session: The conversation or agent that it is of, as its client names it; None: it does not.
     """
 
     response_id: str
@@ -46,6 +48,7 @@ class RequestScope:
     headers: dict[str, str]
     raw_request: Request
     note_gone: Callable[[], None]
+    session: str | None = None
 
     def with_ignored(self, name: str) -> "RequestScope":
         """Return the same with one more field that has no effect."""
@@ -99,6 +102,7 @@ def open_scope(
         ignored_fields_header(ignored),
         raw_request,
         context.client_metrics.note_dropped,
+        find_session(raw_request.headers, body),
     )
 
 
@@ -165,7 +169,9 @@ def make_stream(
     """
     rank = header_data_parallel_rank(scope.raw_request)
     options = read_options(body).replace(
-        data_parallel_rank=rank, skip_cache_insert=leaves_nothing(scope.raw_request, body)
+        data_parallel_rank=rank,
+        skip_cache_insert=leaves_nothing(scope.raw_request, body),
+        session_id=scope.session,
     )
     # Two clients may send the same X-Request-Id at a time; the engine's ids must differ.
     unique = uuid.uuid4().hex[:8]

@@ -9,6 +9,8 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vllm.entrypoints.openai.cache_hints import read_cache_options, read_hints, with_ttl
+from vllm.entrypoints.openai.chat_marks import find_marks
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.field_names import NO_NAMES, fields_named
@@ -72,6 +74,7 @@ class _Chat:
     created: int
     logprobs_options: LogprobsOptions
     field_names: Mapping[str, str]
+    bypasses_cache: bool = False
 
     def params(self, prompt: TokenizedPrompt) -> SamplingParams:
         body, served_model = self.body, self.context.served_model
@@ -80,6 +83,8 @@ class _Chat:
             asked = body.max_tokens
         max_tokens = resolve_max_tokens(asked, None, len(prompt.token_ids), served_model)
         params = make_sampling_params(body, served_model, max_tokens, self.logprobs_options)
+        if self.bypasses_cache:
+            params.skip_reading_prefix_cache = True
         return self.prepared.adapt_params(params)
 
     @property
@@ -149,7 +154,19 @@ async def create_chat_completion(
 async def _check(
     body: ChatCompletionRequest, raw_request: Request, context: ServingContext
 ) -> _Chat:
-    scope = open_scope("chatcmpl-", body, raw_request, context)
+    asked = read_cache_options(body.prompt_cache_options)
+    hints, marks = read_hints(body.prompt_cache_options), find_marks(body.messages)
+    # Neither is of this API: there is no response to compare with, and none without an answer.
+    others = {
+        "comparison_response_id": asked is not None and asked.comparison_response_id is not None,
+        "prewarm": hints.prewarms,
+        "mode": hints.is_explicit and bool(marks),
+    }
+    ignored = [f"prompt_cache_options.{name}" for name, is_asked in others.items() if is_asked]
+    scope = open_scope("chatcmpl-", body, raw_request, context, ignored)
+    bypasses = hints.is_explicit and not marks
+    if bypasses:
+        body = body.model_copy(update={"skip_cache_insert": True})
     served_model = context.served_model
     check_request(body, served_model)
     if body.top_logprobs is not None and not body.logprobs and body.top_logprobs != 0:
@@ -175,20 +192,28 @@ async def _check(
     choice, tools = narrow_tools(body.tool_choice, parse_tools(body.tools))
     parallel = body.parallel_tool_calls is not False
     has_form = find_structured_field(body) is not None
-    task = ChatTask(body.messages, options, tools, choice, parallel, has_form=has_form)
+    task = ChatTask(
+        body.messages,
+        options,
+        tools,
+        choice,
+        parallel,
+        breakpoints=with_ttl(marks, hints.ttl_s),
+        has_form=has_form,
+    )
     with fields_named(names):
         prepared = await prepare_chat(task, context, unread_limit(body, served_model))
     max_tokens = body.max_completion_tokens or body.max_tokens
+    prompt = truncate(prepared.prompt, body, max_tokens, served_model)
     return _Chat(
         body=body,
-        prepared=replace(
-            prepared, prompt=truncate(prepared.prompt, body, max_tokens, served_model)
-        ),
+        prepared=replace(prepared, prompt=prompt.kept_for(None if bypasses else hints.ttl_s)),
         scope=scope,
         context=context,
         created=unix_now(),
         logprobs_options=LogprobsOptions(num_top if body.logprobs else None, num_prompt_top),
         field_names=structure_names(task, body, NO_NAMES),
+        bypasses_cache=bypasses,
     )
 
 

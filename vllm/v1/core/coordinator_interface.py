@@ -207,6 +207,10 @@ class Coordinator(Protocol):
         """Let go of such a prefix; returns whether there is one of the name."""
         ...
 
+    def end_session(self, session: int) -> int:
+        """Make spare what only a session used; return how many checkpoints that is."""
+        ...
+
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step, for a worker that zeroes them."""
         ...

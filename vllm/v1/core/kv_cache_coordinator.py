@@ -351,7 +351,8 @@ class CheckpointCoordinator(Coordinator):
         for window, window_blocks in zip(cache.windows, checkpoint.blocks, strict=True):
             self.block_pool.touch(window_blocks)
             window.adopt(checkpoint.position, window_blocks)
-        self.store.hit(checkpoint, lean, cache.request.request_id)
+        request = cache.request
+        self.store.hit(checkpoint, lean, request.request_id, request.session)
 
     def _take_copies(
         self, cache: RequestCache, first: FirstStep, taken: Iterator[KVCacheBlock]
@@ -556,7 +557,15 @@ class CheckpointCoordinator(Coordinator):
         self._note_private(cache, chain.from_iterable(table.blocks for table in cache.tables()))
         # Who leaves nothing does not go on with a conversation, as far as the cache can tell.
         again = cache.is_resumed or cache.request.skip_cache_insert
-        self.store.leave(made, cache.origins, request_id, held, again=again, replays=replays)
+        self.store.leave(
+            made,
+            cache.origins,
+            request_id,
+            held,
+            again=again,
+            replays=replays,
+            session=cache.request.session,
+        )
 
     def _note_private(self, cache: RequestCache, blocks: Iterable[KVCacheBlock]) -> None:
         """Have what only an unpublished request wrote zeroed, before it gives the blocks back."""
@@ -612,6 +621,12 @@ class CheckpointCoordinator(Coordinator):
     def forget_prefix(self, name: str) -> bool:
         """Let go of such a prefix; returns whether there is one of the name."""
         return self.held.forget(name)
+
+    def end_session(self, session: int) -> int:
+        """Make spare what only a session used, pins included; return how many checkpoints."""
+        ended = self.store.end_session(session)
+        self.held.release(ended)
+        return len(ended)
 
     def take_new_block_ids(self) -> list[int]:
         """Drain the blocks that held what nobody may read again."""

@@ -349,6 +349,10 @@ class KVCacheManager:
         """Let go of such a prefix; returns whether there is one of the name."""
         return self.coordinator.forget_prefix(name)
 
+    def end_session(self, session: int) -> int:
+        """Make spare what only a session used; return how many checkpoints that is."""
+        return self.coordinator.end_session(session)
+
     def policy_stats(self) -> CachePolicyStats | None:
         """Return what was learnt of the traffic; None where nothing is."""
         return self.coordinator.policy_stats()

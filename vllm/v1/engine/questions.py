@@ -191,6 +191,24 @@ class AskHeld(Question[HeldReply], frozen=True):
         return HeldReply(prefixes, any(reply.forgotten for reply in replies))
 
 
+class EndSession(Question[int], frozen=True):
+    """A session is over: what only it used may go first.
+
+    Attributes:
+        session: Its number.
+    """
+
+    session: int
+
+    def answer(self, core: AskedCore, tell: Callable[[int], None]) -> None:
+        """Make its checkpoints spare, and say how many there are."""
+        tell(core.scheduler.end_session(self.session))
+
+    def merge(self, replies: Sequence[int]) -> int:
+        """Those of all."""
+        return sum(replies)
+
+
 class CacheSnapshot(msgspec.Struct, frozen=True):
     """What the cache holds.
 

@@ -168,3 +168,35 @@ def test_what_a_request_leaves_behind_ages_from_then() -> None:
     old, young = freed(cache, "o"), freed(cache, "y")
     cache.store.leave([old], [], "one", again=False)
     assert set(cache.pool.get_new_blocks(2)) == set(young.all_blocks())
+
+
+def test_a_session_supersedes_its_own_alone() -> None:
+    for own, after in ((7, Tier.COLD), (8, Tier.REGULAR), (None, Tier.REGULAR)):
+        cache = make_cache()
+        first, second, third = (freed(cache, name, session=own) for name in "123")
+        cache.store.leave([first], [], "one", again=False, session=own)
+        cache.store.hit(first, None, "one", own)
+        cache.store.leave([second], [first], "one", again=False, session=own)
+        cache.store.hit(second, None, "two", 7)
+        cache.store.leave([third], [second], "two", again=False, session=7)
+        assert tier(cache, first) is after, own
+
+
+def test_the_end_of_a_session_makes_spare_what_only_it_used() -> None:
+    cache = make_cache(32)
+    alone, shared, other, unnamed, running = (
+        freed(cache, name, session=session)
+        for name, session in zip("asour", (7, 7, 8, None, 7), strict=True)
+    )
+    for record in (alone, running):
+        cache.store.hit(record, None, "one", 7)
+        cache.store.leave([], [record], "one", again=False, session=7)
+    cache.store.hit(shared, None, "two", None)
+    cache.store.leave([], [shared], "two", again=False)
+    cache.store.hit(running, None, "three", 7)
+    assert cache.store.end_session(7) == [alone]
+    assert alone.standing is Standing.SPARE
+    assert cache.store.end_session(7) == [alone]
+    for record in (shared, other, unnamed, running):
+        assert record.standing is not Standing.SPARE
+    assert cache.store.end_session(9) == []

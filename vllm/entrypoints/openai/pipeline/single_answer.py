@@ -47,6 +47,7 @@ class AnswerRequest:
         max_tokens: Of the answer; None: what is left of the context.
         top_logprobs: Likely tokens to report per token; None: no log probabilities.
         bypasses_cache: Whether it neither reads what is cached nor leaves anything.
+        ttl_s: For how many seconds to keep the prompt at least; None: as long as others.
     """
 
     task: ChatTask
@@ -55,6 +56,7 @@ class AnswerRequest:
     max_tokens: int | None = None
     top_logprobs: int | None = None
     bypasses_cache: bool = False
+    ttl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class TokenCounts:
         reasoning: Of the reasoning, the mark of its end included.
         miss_tokens: Of the prompt, computed, by reason; UNSET: it is not told.
         dense_match_tokens: How far the caches that keep everything matched; UNSET likewise.
+        external_sources: Of ``cached``, restored, by where they lay; UNSET: none, or not told.
     """
 
     prompt: int
@@ -78,6 +81,7 @@ class TokenCounts:
     reasoning: int
     miss_tokens: dict[str, int] | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
+    external_sources: dict[str, int] | UnsetType = UNSET
 
 
 class SingleAnswer:
@@ -196,6 +200,7 @@ class SingleAnswer:
         return TokenCounts(
             miss_tokens=details.miss_tokens,
             dense_match_tokens=details.dense_match_tokens,
+            external_sources=details.external_sources,
             prompt=usage.prompt_tokens,
             cached=cached,
             written=written,
@@ -240,6 +245,7 @@ async def _prepare(
     top_logprobs = check_logprobs(request.top_logprobs, served_model, "top_logprobs")
     chat = await prepare_chat(request.task, context, unread_limit(sampling, served_model))
     prompt = truncate(chat.prompt, sampling, request.max_tokens, served_model)
+    prompt = prompt.kept_for(request.ttl_s)
     num_prompt = len(prompt.token_ids)
     max_tokens = resolve_max_tokens(request.max_tokens, None, num_prompt, served_model)
     params = make_sampling_params(

@@ -67,10 +67,8 @@ _SHARED: Mapping[str, KnownField] = {
     "return_prompt_text": _OFF,
     "prompt_embeds": Refused(),
     "guided_decoding_backend": WithoutEffect("there is one backend"),
-    "prompt_cache_retention": _BY_CONTENT,
     "safety_identifier": _FOR_ACCOUNTS,
     "service_tier": _ONE_TIER,
-    "session_id": WithoutEffect("a conversation is found by its tokens"),
     "user": _FOR_ACCOUNTS,
 }
 _OF_CHATS: Mapping[str, KnownField] = {
@@ -94,7 +92,6 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
     CHAT: {
         **_SHARED,
         **_OF_CHATS,
-        "prompt_cache_options": _BY_CONTENT,
         "functions": Refused(([],), "use tools"),
         "function_call": Refused(("none", "auto"), "use tool_choice"),
         "modalities": Refused((["text"],), "only texts are served"),
@@ -136,9 +133,7 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
         "temperature": WithoutEffect("--decision-temperature is the server's, fitted for all"),
         "top_p": _NOT_DRAWN,
         "metadata": _NO_STORE,
-        "prompt_cache_retention": _BY_CONTENT,
         "service_tier": _ONE_TIER,
-        "session_id": WithoutEffect("a conversation is found by its tokens"),
         "store": _NO_STORE,
         "user": _FOR_ACCOUNTS,
     },

@@ -128,6 +128,12 @@ class EngineRequest(_Body):
     skip_cache_insert: StrictBool | None = Field(
         None, description="Read what is cached, and leave nothing behind."
     )
+    prompt_cache_retention: Text | None = Field(
+        None, description="in_memory: what it leaves goes to no disk. 24h: it may."
+    )
+    session_id: Text | None = Field(
+        None, description="The conversation or agent that the request is of."
+    )
 
     @property
     def ignored_parts(self) -> list[str]:
@@ -227,6 +233,9 @@ class ChatCompletionRequest(SamplingRequest):
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = Field(
+        None, description="mode, and ttl: for how long to keep the prompt at least."
+    )
 
 
 class CachePrefixRequest(_Body):
@@ -241,6 +250,12 @@ class CachePrefixRequest(_Body):
     ttl: Number | None = Field(None, description="Seconds after which the pin goes.")
     cache_salt: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class EndSessionRequest(_Body):
+    """``POST /v1/cache/sessions/{id}/end``."""
+
+    cache_salt: Text | None = Field(None, description="That the session's requests had.")
 
 
 class AbortHeldRequest(_Body):

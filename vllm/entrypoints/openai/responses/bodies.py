@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from vllm.entrypoints.openai.cache_hints import PromptCacheOptions
 from vllm.entrypoints.openai.protocol.responses import ChatTokenLogprob
-from vllm.entrypoints.openai.responses.diagnostics import Diagnosis, PromptCacheOptions
+from vllm.entrypoints.openai.responses.diagnostics import Diagnosis
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -67,8 +68,8 @@ class CacheWriteTokens(msgspec.Struct):
 class InputTokensDetails(msgspec.Struct):
     """Tokens read from the prefix cache, and tokens it did not hold but holds now.
 
-    With ``--enable-prompt-tokens-details`` also why the others were computed, and how far the
-    caches that keep everything matched.
+    With ``--enable-prompt-tokens-details`` also why the others were computed, how far the caches
+    that keep everything matched, and from where tokens were restored.
     """
 
     cached_tokens: int
@@ -76,6 +77,7 @@ class InputTokensDetails(msgspec.Struct):
     cache_write_tokens_details: CacheWriteTokens | UnsetType = UNSET
     miss_tokens: dict[str, int] | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
+    external_sources: dict[str, int] | UnsetType = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
+from vllm.entrypoints.openai.cache_hints import read_cache_options, read_hints, with_ttl
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask
 from vllm.entrypoints.openai.pipeline.single_answer import (
@@ -16,7 +17,6 @@ from vllm.entrypoints.openai.pipeline.single_answer import (
 from vllm.entrypoints.openai.protocol.responses import unix_now
 from vllm.entrypoints.openai.request_scope import RequestScope, leaves_nothing, open_scope
 from vllm.entrypoints.openai.responses.bodies import ResponseBody
-from vllm.entrypoints.openai.responses.diagnostics import find_hints, read_cache_options
 from vllm.entrypoints.openai.responses.foreign_items import find_left_out, find_offers
 from vllm.entrypoints.openai.responses.input_items import make_chat, read_input
 from vllm.entrypoints.openai.responses.options import (
@@ -63,6 +63,7 @@ class ResponsesCall:
         seals_reasoning: Whether reasoning also comes in its opaque form.
         namespaces: Namespace and name of functions that have one, by their names for the model.
         streams: Whether the client asked for events.
+        prewarms: Whether the prompt alone is wanted in the cache, and no answer.
     """
 
     scope: RequestScope
@@ -73,6 +74,7 @@ class ResponsesCall:
     seals_reasoning: bool
     namespaces: Mapping[str, tuple[str, str]]
     streams: bool
+    prewarms: bool = False
 
 
 def make_call(
@@ -83,8 +85,9 @@ def make_call(
     Raises:
         UserInputError: A field is wrong, or names a response that is not stored.
     """
-    hints = find_hints(body.prompt_cache_options)
-    scope = open_responses_scope(body, raw_request, context, hints)
+    read_cache_options(body.prompt_cache_options)
+    hints = read_hints(body.prompt_cache_options)
+    scope = open_responses_scope(body, raw_request, context)
     if body.background and body.store is False:
         raise UserInputError("background=true needs store=true: it is read later.", "background")
     is_private = leaves_nothing(raw_request, body)
@@ -104,23 +107,32 @@ def make_call(
     num_bytes = check_encodable(items, "input")
     conversation = _conversation(body, items, store)
     request = _make_answer_request(body, conversation, context)
-    options = read_cache_options(body.prompt_cache_options)
-    if options is not None and options.mode == "explicit":
-        if request.task.breakpoints:
-            scope = scope.with_ignored("prompt_cache_options.mode")
-        else:
-            request = replace(request, bypasses_cache=True)
+    if hints.is_explicit and request.task.breakpoints:
+        scope = scope.with_ignored("prompt_cache_options.mode")
+    bypasses = hints.is_explicit and not request.task.breakpoints
+    marks = with_ttl(request.task.breakpoints, hints.ttl_s)
+    request = replace(request, task=replace(request.task, breakpoints=marks))
+    if hints.prewarms and (bypasses or is_private):
+        raise UserInputError(
+            "prompt_cache_options.prewarm=true writes the prompt into the cache, and this request "
+            "asks to leave nothing there: leave one of the two out.",
+            "prompt_cache_options.prewarm",
+        )
+    ttl_s = None if bypasses else hints.ttl_s
+    request = replace(request, bypasses_cache=bypasses, ttl_s=ttl_s)
     if INCLUDE_LOGPROBS in include:
         request = replace(request, top_logprobs=body.top_logprobs or 0)
     return ResponsesCall(
         scope=scope,
-        request=replace(request, max_tokens=body.max_output_tokens),
+        # A prompt's last rows are written with the first token of an answer, which nobody sees.
+        request=replace(request, max_tokens=1 if hints.prewarms else body.max_output_tokens),
         body=_first_body(body, scope, context, stores=body.store is not False and not is_private),
         input_items=items,
         num_input_bytes=num_bytes,
         seals_reasoning=INCLUDE_SEALED_REASONING in include,
         namespaces=_offered_tools(body, conversation).namespaces,
         streams=bool(body.stream),
+        prewarms=hints.prewarms,
     )
 
 

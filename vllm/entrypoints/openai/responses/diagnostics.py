@@ -1,8 +1,6 @@
 """``prompt_cache_options`` and ``prompt_cache_diagnostics``: why a prompt missed the cache."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,11 +8,7 @@ from msgspec import UNSET, UnsetType
 from vllm.entrypoints.openai.diagnosis import comparison
 from vllm.entrypoints.openai.diagnosis.bodies import FirstDifference, describe_difference
 from vllm.entrypoints.openai.diagnosis.comparison import Comparison, Difference
-from vllm.exceptions import UserInputError
 
-_MODES = ("implicit", "explicit")
-_TTLS = ("30m", "12h")
-_MAX_ID_CHARS = 256
 _REASONS = {
     comparison.MODEL: "model_changed",
     comparison.TOOLS: "tools_changed",
@@ -25,14 +19,6 @@ _REASONS = {
 _KEY_CHANGED = "prompt_cache_key_changed"
 _COMPACTED = "context_compacted"
 _INPUT_CHANGED = "input_changed"
-
-
-class PromptCacheOptions(msgspec.Struct, frozen=True):
-    """The request's, defaults filled in."""
-
-    mode: str = "implicit"
-    ttl: str = "30m"
-    comparison_response_id: str | None = None
 
 
 class _Diagnosis(msgspec.Struct, tag_field="type", kw_only=True):
@@ -85,43 +71,6 @@ class PromptLookup:
     num_cached: int
     unit: int | None
     num_cores: int
-
-
-def read_cache_options(value: Mapping[str, Any] | None) -> PromptCacheOptions | None:
-    """Check ``prompt_cache_options``; None: the request has none.
-
-    Raises:
-        UserInputError: A field is wrong.
-    """
-    if value is None:
-        return None
-    for name, known in (("mode", _MODES), ("ttl", _TTLS)):
-        given = value.get(name)
-        if given is not None and (not isinstance(given, str) or given not in known):
-            _refuse(name, f"is {str(given)[:60]!r}: use {' or '.join(known)}")
-    prewarm, compared = value.get("prewarm"), value.get("comparison_response_id")
-    if prewarm is not None and not isinstance(prewarm, bool):
-        _refuse("prewarm", "must be true or false")
-    is_id = isinstance(compared, str) and 0 < len(compared) <= _MAX_ID_CHARS
-    if compared is not None and not is_id:
-        _refuse("comparison_response_id", f"must be an id of 1 to {_MAX_ID_CHARS} characters")
-    return PromptCacheOptions(value.get("mode") or "implicit", value.get("ttl") or "30m", compared)
-
-
-def find_hints(value: Mapping[str, Any] | None) -> list[str]:
-    """Return the fields of ``prompt_cache_options`` that ask for what is not done."""
-    neutral: dict[str, Any] = {"ttl": None, "prewarm": False}
-    given = {name: (value or {}).get(name) for name in neutral}
-    return [
-        f"prompt_cache_options.{name}"
-        for name, asked in given.items()
-        if asked is not None and asked != neutral[name]
-    ]
-
-
-def _refuse(name: str, why: str) -> None:
-    field = f"prompt_cache_options.{name}"
-    raise UserInputError(f"{field} {why}.", field)
 
 
 def diagnose(found: Comparison | None, lookup: PromptLookup) -> Diagnosis:

@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from vllm.entrypoints.openai.cache_hints import read_breakpoint_ttl
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
 from vllm.entrypoints.openai.responses.foreign_items import FOREIGN, add_foreign
@@ -14,7 +15,6 @@ from vllm.tokenizers.breakpoints import Breakpoint
 from vllm.tokenizers.tool_calls import read_arguments
 
 MAX_BREAKPOINTS = 16
-TTL_S = {"30m": 1800.0, "12h": 43200.0}
 _INPUT_ROLES = ("user", "system", "developer")
 _TEXT_TYPES = ("input_text", "output_text", "text")
 _ID_PREFIX_OF_TYPE = {
@@ -124,18 +124,9 @@ def _read_part(where: str, part: Any) -> dict[str, Any]:
     read: dict[str, Any] = {"type": "input_text", "text": _text_field(where, part, "text")}
     mark = part.get("prompt_cache_breakpoint")
     if mark is not None:
-        _read_ttl(f"{where}.prompt_cache_breakpoint", mark)
+        read_breakpoint_ttl(mark, f"{where}.prompt_cache_breakpoint", "input")
         read["prompt_cache_breakpoint"] = mark
     return read
-
-
-def _read_ttl(where: str, mark: Any) -> float | None:
-    if not isinstance(mark, Mapping) or mark.get("mode") != "explicit":
-        _refuse(where, 'must be an object with mode "explicit"')
-    ttl = mark.get("ttl")
-    if ttl is not None and (not isinstance(ttl, str) or ttl not in TTL_S):
-        _refuse(f"{where}.ttl", f"is {str(ttl)[:60]!r}: use one of {', '.join(TTL_S)}")
-    return None if ttl is None else TTL_S[ttl]
 
 
 def _read_call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,5 +251,5 @@ def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) ->
         for i, part in enumerate(item["content"]):
             mark = part.get("prompt_cache_breakpoint")
             if mark is not None:
-                ttl_s = _read_ttl("prompt_cache_breakpoint", mark)
+                ttl_s = read_breakpoint_ttl(mark, "prompt_cache_breakpoint", "input")
                 breakpoints.append(Breakpoint(chat.last_index, i, ttl_s))

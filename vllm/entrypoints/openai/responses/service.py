@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vllm.entrypoints.openai.cache_hints import TTL_S
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.diagnosis.comparison import Comparison
 from vllm.entrypoints.openai.diagnosis.diagnoses import AskedChat, Diagnoses
@@ -41,7 +42,7 @@ from vllm.entrypoints.openai.responses.diagnostics import (
     with_details,
 )
 from vllm.entrypoints.openai.responses.events import Event, encode_events
-from vllm.entrypoints.openai.responses.input_items import TTL_S, read_input
+from vllm.entrypoints.openai.responses.input_items import read_input
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from vllm.exceptions import UserInputError
@@ -142,9 +143,11 @@ class ResponsesService:
         answer = asked.answer
         yield builder.start()
         async for delta, logprobs in answer.read():
-            events = builder.add(delta.pieces, logprobs)
+            events = [] if call.prewarms else builder.add(delta.pieces, logprobs)
             if delta.finish_reason is not None:
-                events += builder.finish(delta.finish_reason, _usage(answer), asked.diagnose())
+                reason = "stop" if call.prewarms else delta.finish_reason
+                usage = _usage(answer, has_answer=not call.prewarms)
+                events += builder.finish(reason, usage, asked.diagnose())
                 asks = call.body.store or call.body.prompt_cache_options is not None
                 if asks and not answer.leaves_nothing:
                     await self._diagnoses.keep(call.body.id, asked.chat, asked.context)
@@ -351,8 +354,9 @@ class _AskedAnswer:
         return with_details(told, self.found, counts.miss_tokens, counts.dense_match_tokens)
 
 
-def _usage(answer: SingleAnswer) -> ResponseUsage:
+def _usage(answer: SingleAnswer, *, has_answer: bool = True) -> ResponseUsage:
     counts, num_long = answer.counts, answer.count_written(TTL_S["12h"])
+    num_answer, num_reasoning = (counts.answer, counts.reasoning) if has_answer else (0, 0)
     return ResponseUsage(
         input_tokens=counts.prompt,
         input_tokens_details=InputTokensDetails(
@@ -361,10 +365,11 @@ def _usage(answer: SingleAnswer) -> ResponseUsage:
             CacheWriteTokens(num_long, counts.written - num_long),
             counts.miss_tokens,
             counts.dense_match_tokens,
+            counts.external_sources,
         ),
-        output_tokens=counts.answer,
-        output_tokens_details=OutputTokensDetails(counts.reasoning),
-        total_tokens=counts.prompt + counts.answer,
+        output_tokens=num_answer,
+        output_tokens_details=OutputTokensDetails(num_reasoning),
+        total_tokens=counts.prompt + num_answer,
     )
 
 

@@ -38,19 +38,21 @@ class KVEventWriter:
         *,
         lora: Any = None,
         extra_keys: list[tuple[Any, ...] | None] | None = None,
+        session_id: str | None = None,
     ) -> None:
         """Record that prefixes became reusable.
 
         Args:
             block_hashes: Their hashes, ``block_size`` tokens apart.
             parent: Hash of the prefix before the first; None at a prompt's start, and for
-                checkpoints.
-            token_ids: The tokens between them; none for checkpoints, whose prefix the dense
-                groups' events describe.
-            block_size: Tokens between two hashes; 0 for checkpoints.
+                checkpoints beside dense groups.
+            token_ids: The tokens between them; none for checkpoints beside dense groups, whose
+                events describe the prefix.
+            block_size: Tokens between two hashes; 0 where there are no tokens.
             group_id: The group.
             lora: The adapter the tokens were computed with.
             extra_keys: What the hashes hold besides tokens, one entry per hash.
+            session_id: Of the request.
         """
         if not self.is_on or not block_hashes:
             return
@@ -65,6 +67,7 @@ class KVEventWriter:
                 lora_name=None if lora is None else lora.lora_name,
                 extra_keys=extra_keys,
                 group_idx=group_id,
+                session_id=session_id,
             )
         )
 

@@ -55,6 +55,7 @@ class CheckpointStore:
         """
         existing = self._index.checkpoints.get(record.prefix_hash)
         if existing is not None:
+            self._note_session(existing, record.session)
             self._publish_again(existing, record)
             return False
         if record.standing in (Standing.KEPT, Standing.JUNCTION):
@@ -112,8 +113,13 @@ class CheckpointStore:
         """Note the token that followed, now that it is known."""
         record.next_token = token_id
 
-    def hit(self, record: Checkpoint, lean: Checkpoint | None, user: str) -> None:
+    def hit(
+        self, record: Checkpoint, lean: Checkpoint | None, user: str, session: int | None = None
+    ) -> None:
         """A request resumes at a checkpoint; ``lean`` is that of the lean boundary below."""
+        for found in (record, lean):
+            if found is not None:
+                self._note_session(found, session)
         record.num_hits += 1
         record.users = (*record.users, user)
         self._rank(record)
@@ -124,6 +130,24 @@ class CheckpointStore:
         for found in (record, lean):
             if found is not None:
                 self._apply(found, Event.HIT)
+
+    @staticmethod
+    def _note_session(record: Checkpoint, session: int | None) -> None:
+        if session is None or session != record.session:
+            record.is_shared = True
+
+    def end_session(self, session: int) -> list[Checkpoint]:
+        """Return what only a session used, spare from now on; what runs keeps what it holds."""
+        ended = [
+            record
+            for record in self._index.checkpoints.values()
+            if record.session == session and not record.is_shared and not record.users
+        ]
+        for record in ended:
+            # No kind: that it is not hit says nothing of what others will hit.
+            record.kind = None
+            self._apply(record, Event.ENDED)
+        return ended
 
     def spare(self, record: Checkpoint, kind: int | None) -> None:
         """Keep a checkpoint only as long as nothing else needs its blocks.
@@ -144,6 +168,7 @@ class CheckpointStore:
         *,
         again: bool,
         replays: Container[int] = (),
+        session: int | None = None,
     ) -> None:
         """A request that resumed at ``origins``, deepest first, and made ``made`` leaves.
 
@@ -159,19 +184,21 @@ class CheckpointStore:
             again: Whether it was preempted before, and goes on with the turn it was at.
             replays: Where a resend of its prompt resumes: of no use once its answer is gone on
                 from, where checkpoints are superseded at once.
+            session: Its session, which supersedes nothing of others'.
         """
         older = tuple(origins)
         at_once = self._policy.supersedes_at_once
         if origins:
             deepest = origins[0]
             self._let_go(deepest, user)
-            if at_once and not again and self._is_passed(deepest, made):
+            may_pass = not again and self._is_own(deepest, session)
+            if at_once and may_pass and self._is_passed(deepest, made):
                 self._apply(deepest, Event.SUPERSEDED)
             if again:
                 older = deepest.older
             else:
                 for record in deepest.older:
-                    if not record.users:
+                    if not record.users and self._is_own(record, session):
                         self._apply(record, Event.SUPERSEDED)
                 # Cut here, or a long conversation's records would hold each other for ever.
                 deepest.older = ()
@@ -190,6 +217,11 @@ class CheckpointStore:
         groups = [group for record in reversed(aging) for group in reversed(record.blocks)]
         blocks = dict.fromkeys([block for group in groups for block in reversed(group)])
         self._pool.free_and_age(held, reversed(blocks))
+
+    @staticmethod
+    def _is_own(record: Checkpoint, session: int | None) -> bool:
+        """Whether a session may supersede a checkpoint; who names none is every session."""
+        return session is None or record.session == session
 
     @staticmethod
     def _is_passed(origin: Checkpoint, made: Sequence[Checkpoint]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm.utils.hashing import BlockHash
@@ -143,6 +143,13 @@ class HeldPrefixes:
                 self._prefixes.store.dissolve(hold.record)
                 return True
         return False
+
+    def release(self, records: Iterable[Checkpoint]) -> None:
+        """Let go of what is held at some checkpoints."""
+        for record in records:
+            hold = self._holds.get(record.prefix_hash)
+            if hold is not None and hold.record is record:
+                self._let_go(record.prefix_hash)
 
     def clear(self) -> None:
         """Forget all: the cache was emptied."""

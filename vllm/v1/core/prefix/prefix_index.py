@@ -325,7 +325,7 @@ class PrefixIndex:
         return (*entered, *self.members.open_ones_with(block))
 
     def add_checkpoint(self, record: Checkpoint, *, is_open: bool = False) -> None:
-        """Enter a checkpoint of a prefix that has none.
+        """Enter a checkpoint of a prefix that has none; who made it announces it.
 
         Args:
             record: The checkpoint.
@@ -334,9 +334,6 @@ class PrefixIndex:
         """
         assert record.prefix_hash not in self.checkpoints
         self.checkpoints[record.prefix_hash] = record
-        if self.events.is_on:
-            for group_id in self._groups_of(record):
-                self.events.stored((record.prefix_hash,), None, (), 0, group_id)
         self.checkpoint_ghosts.discard((record.prefix_hash,))
         if is_open:
             self.members.open(record)
@@ -351,14 +348,14 @@ class PrefixIndex:
         """Withdraw a checkpoint that is entered; returns its blocks that may be free."""
         del self.checkpoints[record.prefix_hash]
         if self.events.is_on:
-            for group_id in self._groups_of(record):
+            for group_id in self.groups_of(record):
                 self.events.removed(record.prefix_hash, group_id)
         blocks = self.members.remove(record)
         if not self.keys:
             self._prune_chain(record.prefix_hash)
         return blocks
 
-    def _groups_of(self, record: Checkpoint) -> list[int]:
+    def groups_of(self, record: Checkpoint) -> list[int]:
         """Return the window groups in which a checkpoint holds blocks."""
         groups = zip(self._window_group_ids, record.blocks, strict=True)
         return [group_id for group_id, blocks in groups if blocks]

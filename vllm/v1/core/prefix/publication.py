@@ -130,7 +130,38 @@ class Publisher:
             group_id,
             lora=request.lora_request,
             extra_keys=extra_keys if any(extra_keys) else None,
+            session_id=request.options.session_id,
         )
+
+    def _announce_checkpoint(self, cache: RequestCache, record: Checkpoint) -> None:
+        """Tell of a checkpoint: where no dense rows do, with its tokens from the one before on."""
+        index, request = self._index, cache.request
+        first, parent, extra_keys = record.position, None, None
+        if not cache.dense:
+            first, parent = self._find_parent(request.block_hashes, record.position)
+            keys = event_extra_keys(request, (first,), record.position - first)
+            extra_keys = keys if any(keys) else None
+        for group_id in index.groups_of(record):
+            index.events.stored(
+                (record.prefix_hash,),
+                parent,
+                request.all_token_ids[first : record.position],
+                record.position - first,
+                group_id,
+                lora=request.lora_request,
+                extra_keys=extra_keys,
+                session_id=request.options.session_id,
+            )
+
+    def _find_parent(
+        self, block_hashes: Sequence[BlockHash], position: int
+    ) -> tuple[int, BlockHash | None]:
+        """Return the last boundary before a checkpoint that has one too, and its prefix."""
+        unit = self._geometry.unit
+        for num_units in range(position // unit - 1, 0, -1):
+            if block_hashes[num_units - 1] in self._index.checkpoints:
+                return num_units * unit, block_hashes[num_units - 1]
+        return 0, None
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
         published, request = cache.published, cache.request
@@ -150,9 +181,12 @@ class Publisher:
             standing,
             is_lean=position % self._geometry.lean == 0,
             kind=kind,
+            session=request.session,
         )
         # Its blocks are in the request's tables; see ``give_back``.
         if self._store.publish(record, request.request_id, is_open=True):
+            if self._index.events.is_on:
+                self._announce_checkpoint(cache, record)
             if next_token is None:
                 published.unfollowed = record
             is_left = standing is CheckpointStanding.LEFT
@@ -187,10 +221,12 @@ class Publisher:
                 token_ids[position] if position < num_tokens else None,
                 CheckpointStanding.FILLER if kind is None else CheckpointStanding.SPARE,
                 kind=kind,
+                session=cache.request.session,
             )
             if kind is not None:
                 spared[position] = kind
-            self._store.publish(record, maker)
+            if self._store.publish(record, maker) and self._index.events.is_on:
+                self._announce_checkpoint(cache, record)
 
     def _drop_passed(self, cache: RequestCache, end: int) -> None:
         """Give up trailing checkpoints that newer ones replace, unless somebody resumed there."""

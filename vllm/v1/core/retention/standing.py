@@ -11,7 +11,8 @@ One enum, and one table of what every event makes of every standing. Who keeps c
        '-> WARM --------------------------------->  |  <-- passed, it    ^              |
          its kind pays     SPARE, FILLER or gone <--'      goes          '- left again -'
 
-    any of them -- prompts were seen to part there --> JUNCTION, for good
+    any of them -- prompts were seen to part there --> JUNCTION
+    any but FILLER -- the only session that used it is over --> SPARE
 """
 
 from collections.abc import Mapping
@@ -56,6 +57,7 @@ class CheckpointEvent(StrEnum):
     SUPERSEDED    the conversation that began there has begun further on
     PASSED        its request went on; what it becomes in memory that nothing needs
     PASSED_FAR    the same, far from its prompt's end
+    ENDED         the only session that used it is over
     """
 
     HIT = "hit"
@@ -67,6 +69,7 @@ class CheckpointEvent(StrEnum):
     SUPERSEDED = "superseded"
     PASSED = "passed"
     PASSED_FAR = "passed far from the end"
+    ENDED = "ended"
 
 
 _S, _E = CheckpointStanding, CheckpointEvent
@@ -80,7 +83,7 @@ _SPARE_ONES = {
 TRANSITIONS: Mapping[CheckpointStanding, Mapping[CheckpointEvent, CheckpointStanding]] = {
     _S.FILLER: _SPARE_ONES,
     _S.SPARE: {**_SPARE_ONES, _E.KIND_PAYS: _S.WARM},
-    _S.WARM: _SPARE_ONES,
+    _S.WARM: {**_SPARE_ONES, _E.ENDED: _S.SPARE},
     _S.LEFT: {
         _E.ASKED_FOR: _S.KEPT,
         _E.PARTED: _S.JUNCTION,
@@ -88,14 +91,20 @@ TRANSITIONS: Mapping[CheckpointStanding, Mapping[CheckpointEvent, CheckpointStan
         _E.SUPERSEDED: _S.SUPERSEDED,
         _E.PASSED: _S.SPARE,
         _E.PASSED_FAR: _S.FILLER,
+        _E.ENDED: _S.SPARE,
     },
-    _S.KEPT: {_E.PARTED: _S.JUNCTION, _E.SUPERSEDED: _S.SUPERSEDED},
+    _S.KEPT: {
+        _E.PARTED: _S.JUNCTION,
+        _E.SUPERSEDED: _S.SUPERSEDED,
+        _E.ENDED: _S.SPARE,
+    },
     _S.SUPERSEDED: {
         _E.LEFT_AGAIN: _S.KEPT,
         _E.ASKED_FOR: _S.KEPT,
         _E.PARTED: _S.JUNCTION,
+        _E.ENDED: _S.SPARE,
     },
-    _S.JUNCTION: {},
+    _S.JUNCTION: {_E.ENDED: _S.SPARE},
 }
 
 

@@ -390,6 +390,10 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         forgotten = bool(forget) and manager.forget_prefix(forget)
         return manager.held_prefixes(), forgotten
 
+    def end_session(self, session: int) -> int:
+        """Make spare what only a session used; return how many checkpoints that is."""
+        return self.kv_cache_manager.end_session(session)
+
     def reset_connector_cache(self) -> bool:
         """Forget the connector's prefixes; True if there is none."""
         if self.connector is None:

@@ -29,6 +29,8 @@ class Checkpoint:
         num_hits: Requests admitted here.
         users: Requests that run and made it, to be kept, or resumed here.
         older: The checkpoints that the request which made this one began at.
+        session: Number of the session that made it; None: it was not named.
+        is_shared: Whether another session, or one that was not named, made or used it too.
         tier: Where its free blocks stand, pins left out: as the policy says of the above.
     """
 
@@ -42,6 +44,8 @@ class Checkpoint:
     num_hits: int = 0
     users: tuple[str, ...] = ()
     older: tuple[Checkpoint, ...] = ()
+    session: int | None = None
+    is_shared: bool = False
     tier: Tier = Tier.REGULAR
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:

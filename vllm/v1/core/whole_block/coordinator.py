@@ -295,6 +295,11 @@ class KVCacheCoordinator(Coordinator):
         """Return False: there is none."""
         return False
 
+    def end_session(self, session: int) -> int:
+        """Return 0: nothing is known of sessions."""
+        del session
+        return 0
+
     def policy_stats(self) -> CachePolicyStats | None:
         """Return None: nothing is learnt."""
         return None

@@ -166,11 +166,15 @@ class TierWrites:
                     # Found by later steps only, whose orders workers take after this one's.
                     self._reports.name(candidate.key, candidate.block_hashes)
                     self.commit_host([reservation])
-            if self._stores.keeper is not None:
+            if self._stores.keeper is not None and not candidate.stays_in_memory:
                 self._for_disk.append(candidate)
 
     def _fill_disk(self, disk: ObjectStore, orders: OffloadOrders) -> None:
-        computed = self._tracker.waiting if self._stores.host is None else self._for_disk
+        computed = self._for_disk
+        if self._stores.host is None:
+            waiting = self._tracker.waiting
+            computed.extend(one for one in waiting if not one.stays_in_memory)
+            waiting.clear()
         if not disk.is_writable:
             computed.clear()
             self.gate.clear()

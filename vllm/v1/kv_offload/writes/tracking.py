@@ -41,6 +41,7 @@ class Candidate:
         first: The first token whose dense rows are in it.
         end: The boundary at which it stands.
         is_shared: Whether prompts were seen to part there.
+        stays_in_memory: Whether its request wants it on no disk.
     """
 
     key: ObjectKey
@@ -48,6 +49,7 @@ class Candidate:
     first: int
     end: int
     is_shared: bool = False
+    stays_in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,8 @@ class Tracker:
         hashes = track.request.block_hashes
         while (end := (track.num_groups + 1) * size) <= min(computed, len(hashes) * unit):
             key = ObjectKey.of(ObjectKind.ROWS, hashes[end // unit - 1])
-            self.waiting.append(Candidate(key, hashes, end - size, end))
+            stays = track.request.options.stays_in_memory
+            self.waiting.append(Candidate(key, hashes, end - size, end, stays_in_memory=stays))
             track.num_groups += 1
 
     def _queue_states(self, track: _Track, end: int) -> None:
@@ -171,7 +174,8 @@ class Tracker:
         for position, is_shared in chosen.items():
             key = ObjectKey.of(ObjectKind.STATE, hashes[position // unit - 1])
             first = position // size * size
-            self.waiting.append(Candidate(key, hashes, first, position, is_shared))
+            stays = track.request.options.stays_in_memory
+            self.waiting.append(Candidate(key, hashes, first, position, is_shared, stays))
         track.states_until = end
 
     def _choose_states(self, hashes: list[BlockHash], start: int, end: int) -> dict[int, bool]:
