@@ -56,7 +56,7 @@ setup(
     package_data={
         "vllm": ["py.typed"],
         "vllm.assets": ["deepseek-v4/*.json", "deepseek-v4/*.safetensors"],
-        "vllm.entrypoints.openai.pages": ["*.html"],
+        "vllm.entrypoints.openai.pages": ["*.html", "*.css", "*.js"],
         "vllm_ascend": ["py.typed"],
     },
     ext_modules=[Extension(_NATIVE, sources=[], optional=True)],

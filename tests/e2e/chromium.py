@@ -22,6 +22,7 @@ _FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
+    "--hide-scrollbars",
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
@@ -101,14 +102,18 @@ class Chromium:
             self.errors.append(str(params["exceptionDetails"]))
         elif message.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.errors.append(str(params["entry"]))
+        elif message.get("method") == "Runtime.consoleAPICalled" and params["type"] == "error":
+            self.errors.append(str(params["args"]))
 
     def open(self, url: str) -> None:
         """Go to a page."""
         self.call("Page.navigate", url=url)
 
-    def evaluate(self, script: str) -> Any:
-        """Return the value of an expression in the page."""
-        result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+    def evaluate(self, script: str, *, waits: bool = False) -> Any:
+        """Return the value of an expression in the page, or of what it promises."""
+        result = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=waits
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(str(result["exceptionDetails"]))
         return result["result"].get("value")
@@ -121,7 +126,34 @@ class Chromium:
             time.sleep(0.05)
         return value
 
-    def screenshot(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    def type(self, selector: str, text: str, *, enter: bool = False) -> None:
+        """Type a text into a field as a person would, and press Enter if asked to."""
+        self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.call("Input.insertText", text=text)
+        if enter:
+            self.press("Enter")
+
+    def press(self, name: str) -> None:
+        """Press a key that has a name: Enter, Escape, Tab."""
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9}
+        fields = {"key": name, "code": name, "windowsVirtualKeyCode": codes[name]}
+        text = "\r" if name == "Enter" else ""
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **fields)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **fields)
+
+    def show(self, width: int, height: int, *, dark: bool) -> None:
+        """Give the page a window and a colour scheme."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def screenshot(self, path: Path, *, whole: bool = False) -> None:
+        """Write the window, or the whole page, as PNG."""
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))

@@ -1,4 +1,4 @@
-"""``/cache`` of a real server: what it streams, and what a real browser makes of it."""
+"""``/`` and ``/cache`` of a real server: what they stream, and what a real browser makes of it."""
 
 import json
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from tests.e2e.server_process import ServerProcess
 _KEY = "k-1"
 _AUTH = {"Authorization": f"Bearer {_KEY}"}
 _PROMPT = list(range(100, 400))
+_STORY = "The garden is quiet. It rained all day. " * 30
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,7 @@ def dev_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     """A server in development mode, behind a key."""
     folder = tmp_path_factory.mktemp("page")
     flags = ("--api-key", _KEY, "--cache-trace", str(folder / "trace.jsonl"))
+    flags += ("--enable-prompt-tokens-details",)
     environment = {"VLLM_SERVER_DEV_MODE": "1"}
     with ServerProcess(folder / "log.txt", *flags, environment=environment) as server:
         for name, more in (("first", 1), ("second", 2)):
@@ -53,6 +55,7 @@ def test_the_stream_shows_what_happened(dev_server: ServerProcess) -> None:
     assert any(tick["at"] == 288 for tick in stem["ticks"])
     assert view["admissions"][-2]["request_id"] == "cmpl-second<b>&"
     assert sum(view["tiers"].values()) == view["num_blocks"]
+    assert sum(span["prompt_tokens"] for span in view["history"]) == view["totals"]["prompt_tokens"]
     before = view["totals"]["cached_tokens"]
     _complete(dev_server, [*_PROMPT, *[1] * 64], "third")
     # The next look may have been under way already.
@@ -61,34 +64,90 @@ def test_the_stream_shows_what_happened(dev_server: ServerProcess) -> None:
     events.close()
 
 
-@pytest.mark.skipif(PROGRAM is None, reason="no Chromium: apt-get install chromium")
-def test_a_browser_shows_it(dev_server: ServerProcess, tmp_path: Path) -> None:
-    with Chromium(tmp_path) as browser:
-        browser.open(f"{dev_server.url}/cache")
-        browser.wait_for(
-            "document.querySelector('#gate') && !document.querySelector('#gate').hidden"
-        )
-        _enter_key(browser, "wrong")
-        browser.wait_for("document.querySelector('#gate-note').textContent.includes('not valid')")
-        browser.errors.clear()  # the refused requests
-        _enter_key(browser, _KEY)
-        browser.wait_for("document.querySelectorAll('svg .branch').length >= 3")
-        names = browser.evaluate("document.querySelector('#rows').textContent")
-        assert "cmpl-second<b>&" in names
-        assert browser.evaluate("document.querySelectorAll('#rows b').length") == 0
-        browser.evaluate(
-            "document.querySelector('svg .branch').dispatchEvent(new MouseEvent('click'))"
-        )
-        assert "0 – 288" in browser.evaluate("document.querySelector('#detail').textContent")
-        _complete(dev_server, list(range(500, 700)), "fourth")
-        browser.wait_for("document.querySelector('#rows').textContent.includes('cmpl-fourth')")
-        browser.evaluate("document.querySelector('#rows button').click()")
-        browser.wait_for("document.querySelector('#why').textContent.includes('first_seen')")
-        assert browser.errors == []
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chromium]:
+    if PROGRAM is None:
+        pytest.skip("no Chromium: apt-get install chromium-headless-shell")
+    with Chromium(tmp_path) as made:
+        yield made
 
 
-def _enter_key(browser: Chromium, key: str) -> None:
+def _open(browser: Chromium, url: str) -> None:
+    browser.open(url)
+    browser.wait_for("document.querySelector('#gate') && !document.querySelector('#gate').hidden")
+    browser.type("#key", _KEY, enter=True)
+    browser.wait_for("!document.querySelector('#all').hidden")
+
+
+def test_a_chat_shows_what_each_turn_hit(dev_server: ServerProcess, browser: Chromium) -> None:
+    _open(browser, f"{dev_server.url}/")
+    browser.wait_for("document.querySelector('#model').value")
     browser.evaluate(
-        f"document.querySelector('#key').value = {json.dumps(key)};"
-        "document.querySelector('#gate button').click()"
+        "for (const [id, value] of [['#max-tokens', 12], ['#temperature', 0],"
+        f" ['#system', {json.dumps(_STORY)}]]) {{ const f = document.querySelector(id);"
+        " f.value = value; f.dispatchEvent(new Event('input')); }"
     )
+    for turn, text in enumerate(("What is <b>quiet</b>?", "And then?")):
+        browser.type("#ask", text, enter=True)
+        browser.wait_for(
+            "document.querySelector('#stop').hidden && "
+            f"document.querySelectorAll('.turn.assistant').length == {turn + 1}"
+        )
+    # The second turn hits what the first one left, and says why it computed the rest.
+    hits = "document.querySelectorAll('.turn.assistant')[1].querySelectorAll('.prompt .hit')"
+    assert browser.evaluate(f"{hits}.length") == 1
+    browser.evaluate(
+        "document.querySelectorAll('.turn.assistant')[1].querySelector('.computed').focus()"
+    )
+    because = (
+        "document.querySelectorAll('.turn.assistant')[1].querySelector('.because').textContent"
+    )
+    assert "computed: behind the last place" in browser.evaluate(because)
+    # What is typed stays text.
+    assert browser.evaluate("document.querySelectorAll('.turn.user b').length") == 0
+    # An edited system text is named, and where it begins to differ.
+    browser.evaluate(
+        "{ const f = document.querySelector('#system'); f.value = 'It is late. ' + f.value;"
+        " f.dispatchEvent(new Event('input')); }"
+    )
+    browser.type("#ask", "Why?", enter=True)
+    browser.wait_for(
+        "document.querySelector('#stop').hidden && "
+        "document.querySelectorAll('.turn.assistant').length == 3"
+    )
+    assert "system text differs" in browser.evaluate(because.replace("[1]", "[2]"))
+    # Conversations outlive the page; the key does not leave its tab.
+    kept = json.loads(browser.evaluate("localStorage.getItem('vllm.chats')"))
+    assert [turn["role"] for turn in kept[0]["turns"]] == ["user", "assistant"] * 3
+    assert browser.evaluate("JSON.stringify(localStorage)").find(_KEY) == -1
+    browser.open(f"{dev_server.url}/")
+    browser.wait_for("document.querySelectorAll('.turn.assistant').length == 3")
+    assert browser.errors == []
+
+
+def test_the_cache_is_drawn(dev_server: ServerProcess, browser: Chromium) -> None:
+    _open(browser, f"{dev_server.url}/cache")
+    browser.wait_for("document.querySelectorAll('svg .branch').length >= 3")
+    names = browser.evaluate("document.querySelector('#rows').textContent")
+    assert "cmpl-second<b>&" in names
+    assert browser.evaluate("document.querySelectorAll('#rows b').length") == 0
+    # From the keyboard, as one without a mouse would.
+    browser.evaluate(
+        "document.querySelector('svg .branch[aria-label^=\"tokens 0 to 288,\"]').focus()"
+    )
+    browser.press("Enter")
+    assert "0 – 288" in browser.evaluate("document.querySelector('#detail').textContent")
+    _complete(dev_server, list(range(500, 700)), "fourth")
+    browser.wait_for("document.querySelector('#rows').textContent.includes('cmpl-fourth')")
+    browser.evaluate("document.querySelector('#rows button').click()")
+    browser.wait_for("document.querySelector('#why').textContent.includes('never seen before')")
+    assert browser.errors == []
+
+
+def test_a_wrong_key_is_said(dev_server: ServerProcess, browser: Chromium) -> None:
+    browser.open(f"{dev_server.url}/cache")
+    browser.wait_for("document.querySelector('#gate') && !document.querySelector('#gate').hidden")
+    # Nothing was asked for that could be refused.
+    assert browser.errors == []
+    browser.type("#key", "wrong", enter=True)
+    browser.wait_for("document.querySelector('#gate-note').textContent.includes('not valid')")

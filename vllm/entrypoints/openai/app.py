@@ -16,7 +16,7 @@ from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
 from vllm.entrypoints.decisions.routes import router as decisions_router
 from vllm.entrypoints.openai.api_keys import KeyGuard
-from vllm.entrypoints.openai.cache_page import CacheFeed, page_router
+from vllm.entrypoints.openai.cache_feed import CacheFeed, feed_router
 from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.dev_routes import dev_router
@@ -28,6 +28,7 @@ from vllm.entrypoints.openai.explain_routes import explain_router
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
 from vllm.entrypoints.openai.keep_alive import KeepAliveMiddleware
 from vllm.entrypoints.openai.middleware import EdgeMiddleware, route_path
+from vllm.entrypoints.openai.page_routes import PageSettings, page_router
 from vllm.entrypoints.openai.request_scope import header_request_id
 from vllm.entrypoints.openai.responses.routes import router as responses_router
 from vllm.entrypoints.openai.responses.service import ResponsesService
@@ -109,9 +110,23 @@ def build_app(
     ]
     if envs.VLLM_SERVER_DEV_MODE and args.operations.admin_key is None:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
-    if envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None:
-        app.state.cache_feed = CacheFeed()
-        routers += [dev_router, explain_router, page_router]
+    shows_cache = envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None
+    if shows_cache:
+        routers += [dev_router, explain_router]
+    keys = KeyGuard(
+        args.api_keys, args.operations.admin_key, args.operations.guards_metrics, tenants
+    )
+    if args.operations.serves_page:
+        seen_by = "open" if args.operations.admin_key is None else "operator"
+        app.state.page_settings = PageSettings(
+            needs_key=not keys.is_open,
+            cache=seen_by if shows_cache else "off",
+            reasons=args.enable_prompt_tokens_details,
+        )
+        routers.append(page_router)
+        if shows_cache:
+            app.state.cache_feed = CacheFeed()
+            routers.append(feed_router)
     for routes in routers:
         app.include_router(routes)
     app.state.routers = routers
@@ -122,9 +137,7 @@ def build_app(
         EdgeMiddleware,
         state=state,
         metrics=HttpMetrics(registry),
-        keys=KeyGuard(
-            args.api_keys, args.operations.admin_key, args.operations.guards_metrics, tenants
-        ),
+        keys=keys,
         echo_request_id=args.enable_request_id_headers,
         root_path=args.operations.root_path,
     )

@@ -14,6 +14,7 @@ from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.openai.api_keys import KeyGuard
 from vllm.entrypoints.openai.errors import HttpError, describe_exception
 from vllm.entrypoints.openai.http_metrics import HttpMetrics
+from vllm.entrypoints.openai.page_routes import is_page
 from vllm.entrypoints.openai.request_scope import header_request_id
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineError
@@ -21,9 +22,9 @@ from vllm.logger import current_request_id
 from vllm.v1.engine.tenant_limits import current_tenant
 from vllm.v1.metrics.tracing import TRACE_HEADERS, current_trace_headers
 
-# Probes and scrapes need no key and are answered in every phase. Neither does the page of
-# development mode: a browser cannot send a key with it, and what it shows it must ask for.
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics", "/cache"})
+# Probes and scrapes need no key and are answered in every phase. Neither does the page: a browser
+# cannot send a key with it, and what it shows it must ask for.
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
 # The longest context in token ids, as JSON, is far below.
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -104,7 +105,7 @@ class EdgeMiddleware:
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or is_page(path):
             # A scrape is answered in every phase, with a key or without.
             headers = Headers(scope=scope)
             refusal = self._keys.find_refused_scrape(headers) if path == "/metrics" else None

@@ -129,7 +129,7 @@ class OperationsArgs:
     admin_key: str | None = option(
         None,
         "The operator's key: opens everything, and it alone /reset_prefix_cache, /server_info, "
-        "/cache and /v1/cache/*, which are there then.",
+        "/cache/events and /v1/cache/*, which are there then.",
         group=_GROUP,
         flag="--admin-api-key",
         metavar="KEY",
@@ -142,6 +142,13 @@ class OperationsArgs:
     )
     guards_metrics: bool = option(
         False, "Ask for the API key on /metrics too.", group=_GROUP, flag="--guard-metrics"
+    )
+    serves_page: bool = option(
+        True,
+        "Show a page at / and /cache: a chat, and the cache beside it. Default: on.",
+        group=_GROUP,
+        flag="--ui",
+        more="See `docs/cache_page.md`.",
     )
     disable_access_log: bool = option(
         False,

@@ -1,4 +1,4 @@
-"""``/cache``: a page that shows the cache at work.
+"""``/cache/events``: what the cache holds, for the page that shows it at work.
 
 There only with ``--admin-api-key`` or ``VLLM_SERVER_DEV_MODE=1``.
 """
@@ -6,10 +6,9 @@ There only with ``--admin-api-key`` or ``VLLM_SERVER_DEV_MODE=1``.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from importlib.resources import files
 
 from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
@@ -19,19 +18,13 @@ from vllm.entrypoints.openai.sse import with_errors_as_events
 from vllm.entrypoints.openai.state import Phase
 from vllm.v1.engine.questions import ViewCache
 
-page_router = APIRouter(tags=["development"])
+feed_router = APIRouter(tags=["development"])
 
 PERIOD_S = 1.0
 # The engine stands still for a snapshot: at most one part in so many of its time.
 _TIMES_COST = 50
 # How late a stream notices that the server drains.
 _PATIENCE_S = 0.25
-# Nothing from elsewhere, and nowhere to send anything.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
-)
 
 
 class CacheFeed:
@@ -75,14 +68,7 @@ class CacheFeed:
             return self._number, self._body
 
 
-@page_router.get("/cache", response_class=HTMLResponse)
-async def show_page() -> Response:
-    """Show the tree of cached prefixes as it is now. The page has no data: it asks for them."""
-    text = files("vllm.entrypoints.openai.pages").joinpath("cache.html").read_text("utf-8")
-    return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
-
-
-@page_router.get("/cache/events")
+@feed_router.get("/cache/events")
 async def stream_snapshots(request: Request, context: Context) -> Response:
     """Stream snapshots of the cache as server-sent events, one a second, or fewer of a large one.
 
