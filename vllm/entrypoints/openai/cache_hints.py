@@ -70,7 +70,7 @@ def read_hints(value: Mapping[str, Any] | None) -> CacheHints:
 
 
 def find_hints(value: Mapping[str, Any] | None) -> list[str]:
-    """Return what ``prompt_cache_options`` ask for that is done for prompts with an answer alone."""
+    """Return what ``prompt_cache_options`` ask for that needs a prompt with an answer."""
     hints = read_hints(value)
     asked = {"ttl": hints.ttl_s is not None, "prewarm": hints.prewarms}
     return [f"prompt_cache_options.{name}" for name, is_asked in asked.items() if is_asked]
