@@ -6,6 +6,7 @@
     │   ├── ResponseNotFoundError no such stored response        HTTP 404
     │   ├── PrefixNotFoundError   no such kept prefix            HTTP 404
     │   ├── ContextLengthError    a prompt fills the context     HTTP 400
+    │   ├── TextLengthError       a text exceeds the context     HTTP 400
     │   ├── ThreadsUnsupportedError  a thread of Anthropic's     HTTP 400
     │   └── UnsupportedFeatureError  known, but not served yet   HTTP 400
     ├── TenantLimitError          a tenant exceeds its limits    HTTP 429 + Retry-After
@@ -99,6 +100,29 @@ class ContextLengthError(UserInputError):
     def at(self, where: str) -> "ContextLengthError":
         """Return the same error of one of several prompts."""
         return self._told(where=where)
+
+
+class TextLengthError(UserInputError):
+    """A text, of which no answer is wanted, is longer than the model takes.
+
+    Args:
+        num_tokens: Of the text.
+        limit: Of the longest.
+        is_bound: Whether ``num_tokens`` is the least that so long a text can have: it was not read.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, num_tokens: int, limit: int, *, is_bound: bool = False) -> None:
+        unread = " These are the fewest that so long a text can have." if is_bound else ""
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, a text of this "
+            f"request has {num_tokens} tokens.{unread} Please shorten it, or let it be cut by "
+            f"truncate_prompt_tokens=-1 ({self.code}).",
+            "input",
+        )
+        self.num_tokens = num_tokens
+        self.limit = limit
 
 
 class ThreadsUnsupportedError(UserInputError):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm.v1.messages import PrefillStats
+    from vllm.v1.messages import PooledRows, PrefillStats
     from vllm.v1.metrics.iteration_stats import RequestStateStats
 
 
@@ -67,6 +67,7 @@ class RequestOutput:
         num_cached_tokens: Prompt tokens read from the prefix cache; None before admission.
         num_cache_creation_tokens: Prompt tokens that had to be computed; None before admission.
         prefill_stats: Where the prompt tokens came from, one reason for each missed one.
+        pooled: The vectors that were asked for in place of an answer.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class RequestOutput:
     num_cache_creation_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     prefill_stats: "PrefillStats | None" = field(default=None, repr=False)
+    pooled: "PooledRows | None" = field(default=None, repr=False)
 
     def merge(self, later: "RequestOutput", *, deltas: bool) -> None:
         """Take in an output that followed before this one was read.
@@ -93,6 +95,7 @@ class RequestOutput:
         self.num_cached_tokens = later.num_cached_tokens
         self.num_cache_creation_tokens = later.num_cache_creation_tokens
         self.prefill_stats = later.prefill_stats
+        self.pooled = later.pooled or self.pooled
         self.kv_transfer_params = later.kv_transfer_params or self.kv_transfer_params
         self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
         at = {output.index: i for i, output in enumerate(self.outputs)}

@@ -21,6 +21,7 @@ from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.pooling.plan import VectorPlan
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
@@ -55,6 +56,7 @@ def app() -> FastAPI:
         config=VllmConfig(),
         parsers=choose_parsers("deepseek_v4", None),
         client_metrics=app.state.client_metrics,
+        vectors=VectorPlan(size=8),
     )
     state.set_ready()
     return app

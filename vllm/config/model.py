@@ -54,6 +54,7 @@ class ModelConfig:
         aliases: What else clients may call it: names of its file.
         hf_config: The checkpoint's config.json, as read.
         generation_config: The checkpoint's generation_config.json, or empty.
+        generates: Whether it has an output matrix, so that it generates text.
         placeholder_ids: Token ids that stand for images and the like, which prompts cannot have.
         max_model_len: Longest prompt + answer in tokens.
         original_max_model_len: What the user passed: None when nothing, -1 for "what fits".
@@ -94,6 +95,7 @@ class ModelConfig:
     aliases: tuple[str, ...] = ()
     hf_config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
+    generates: bool = True
     placeholder_ids: tuple[int, ...] = ()
     max_logprobs: int = option(
         20,

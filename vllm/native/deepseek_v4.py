@@ -84,6 +84,11 @@ class NativeDeepseekV4:
         """Return fp32 logits ``[M, V]`` of any rows of streams."""
         return self._compute_logits(streams, is_mtp=False)
 
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return what the head reads of rows of streams: fp32 ``[M, D]``; see the model's."""
+        normed: torch.Tensor = self._model.norm_streams(streams)
+        return normed
+
     def forward_mtp(
         self,
         streams: torch.Tensor,

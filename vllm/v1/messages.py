@@ -1,8 +1,9 @@
 """The structs that cross between the front end and the engine core (ZMQ + msgpack)."""
 
 import time
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -206,10 +207,27 @@ class LogprobsRows(msgspec.Struct, frozen=True):
     ranks: list[int]
 
 
+class PooledRows(msgspec.Struct, frozen=True):
+    """Vectors of consecutive prompt tokens, or of the last: ``num_rows`` of equal width.
+
+    Attributes:
+        data: float32, little-endian, row by row.
+    """
+
+    num_rows: int
+    data: bytes
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Put rows one behind another."""
+        return cls(sum(part.num_rows for part in parts), b"".join(part.data for part in parts))
+
+
 class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     """What one step added to one request.
 
     Attributes:
+        pooled: Vectors of its prompt, behind those that came before.
         num_draft_tokens: Draft tokens that the step verified.
         num_accepted_tokens: Of those, tokens the model agreed with, up to the end of the answer.
     """
@@ -226,6 +244,7 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    pooled: PooledRows | None = None
 
     @property
     def finished(self) -> bool:

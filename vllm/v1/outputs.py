@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 
 class LogprobsLists(NamedTuple):
@@ -49,6 +48,8 @@ class ModelRunnerOutput:
         logprobs: For the sampled tokens, if any request asked.
         prompt_logprobs_dict: Per request the log probabilities of the prompt positions this step
             computed: (token ids [n, k+1], logprobs [n, k+1], ranks [n]).
+        pooler_output: Per request fp32 vectors ``[n, D]`` of prompt positions, None where none are
+            wanted; None: of no request of the step.
     """
 
     req_ids: list[str]
@@ -56,7 +57,7 @@ class ModelRunnerOutput:
     sampled_token_ids: list[list[int]] = field(default_factory=list)
     logprobs: LogprobsLists | None = None
     prompt_logprobs_dict: "dict[str, Any]" = field(default_factory=dict)
-    pooler_output: "list[torch.Tensor | None] | None" = None
+    pooler_output: "list[np.ndarray[Any, Any] | None] | None" = None
     kv_connector_output: KVConnectorOutput | None = None
     ec_connector_output: Any = None
     num_nans_in_logits: dict[str, int] | None = None

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import UserInputError
 from vllm.utils.hashing import BlockHash
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
-from vllm.v1.request_options import NO_OPTIONS, RequestOptions, session_number
+from vllm.v1.request_options import (
+    NO_OPTIONS,
+    PoolingParams,
+    RequestOptions,
+    session_number,
+)
 from vllm.v1.sequence import TokenSequence
 from vllm.v1.structured_output.reasoning import ReasoningTracker
 from vllm.v1.structured_output.request import StructuredOutputRequest
@@ -138,7 +143,7 @@ class Request(TokenSequence):
         self.cache_ttls = dict(cache_ttls or {})
 
         self.sampling_params = sampling_params
-        self.pooling_params = pooling_params
+        self.pooling_params = pooling_params or options.pooling
         self.lora_request = lora_request
         self.cache_salt = cache_salt
         self.max_tokens = 1
@@ -160,6 +165,8 @@ class Request(TokenSequence):
         self.session = session
         if options.session_id is not None and not options.skip_cache_insert:
             self.session = session_number(options.session_id, tenant, cache_salt)
+        # What it leaves goes first: checkpoints as spare ones, other rows as superseded ones.
+        self.is_spare = options.is_spare
 
         # A resumable request gets further input while it lives; None in the queue ends it.
         self.resumable = resumable
@@ -200,6 +207,12 @@ class Request(TokenSequence):
                 self.structured_output_request.reasoning_ended = False
             self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
+    @property
+    def reads_all_rows(self) -> bool:
+        """Whether it wants something of every token of its prompt, of which caches tell nothing."""
+        pooling = self.pooling_params
+        return isinstance(pooling, PoolingParams) and pooling.all_rows
+
     def _skips_prefix_cache(self) -> bool:
         """Whether what others left in caches is of no use to it, as far as it goes by itself."""
         if self.sampling_params is not None:
@@ -207,6 +220,7 @@ class Request(TokenSequence):
             return bool(
                 self.sampling_params.skip_reading_prefix_cache
                 or self.sampling_params.prompt_logprobs is not None
+                or self.reads_all_rows
             )
         return bool(getattr(self.pooling_params, "skip_reading_prefix_cache", None))
 

@@ -24,6 +24,19 @@ _IN_MEMORY = "in_memory"
 _RETENTIONS = (_IN_MEMORY, "24h")
 
 
+class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wanted of a prompt in place of an answer: vectors, as the output matrix reads them.
+
+    Attributes:
+        all_rows: Whether every token's vector is wanted. What the cache holds is of no use then;
+            else the last token's is, which is computed in any case.
+        logit_ids: Tokens whose logits are wanted in place of the vector; empty: the vector is.
+    """
+
+    all_rows: bool = False
+    logit_ids: list[int] = []
+
+
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Options of one request.
 
@@ -40,6 +53,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         skip_cache_insert: Whether it reads what is cached and leaves nothing behind.
         session_id: The conversation or agent that it is of; None: it does not say.
         prompt_cache_retention: "in_memory": it goes to no disk; "24h", a maximum, or None: it may.
+        pooling: What is wanted in place of an answer; None: an answer is.
+        is_spare: Whether what it leaves in the cache goes before what others left.
     """
 
     priority: int = 0
@@ -53,6 +68,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_cache_insert: bool = False
     session_id: str | None = None
     prompt_cache_retention: str | None = None
+    pooling: PoolingParams | None = None
+    is_spare: bool = False
 
     def over(self, others: RequestOptions) -> Self:
         """Return these options, with others' where these say nothing."""

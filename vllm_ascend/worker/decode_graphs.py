@@ -109,6 +109,10 @@ class DecodeGraphs:
         """As the model; never captured: the number of rows is the sampler's."""
         return self._model.compute_logits(streams)
 
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """As the model; never captured, likewise."""
+        return self._model.norm_streams(streams)
+
     def forward_mtp(
         self,
         streams: torch.Tensor,

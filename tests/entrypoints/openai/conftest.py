@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.context import ServedModel, ServingContext
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
+from vllm.entrypoints.pooling.plan import VectorPlan
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.parser.registry import choose_parsers
 from vllm.tokenizers import Tokenizer, make_chat_encoder
@@ -78,6 +79,7 @@ async def serve(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., Served]]:
                 "deepseek_v4", None, server_args.tool_call_parser, server_args.reasoning_parser
             ),
             client_metrics=app.state.client_metrics,
+            vectors=VectorPlan(size=8),
         )
         app.state.context = context
         if ready:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from vllm.exceptions import EngineDeadError
 from vllm.outputs import CompletionOutput, Logprob, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -19,8 +21,8 @@ from vllm.v1.engine.questions import (
     ViewCache,
 )
 from vllm.v1.engine.submission import Submission
-from vllm.v1.messages import HeldPrefix, PrefillStats
-from vllm.v1.request_options import RequestOptions
+from vllm.v1.messages import HeldPrefix, PooledRows, PrefillStats
+from vllm.v1.request_options import PoolingParams, RequestOptions
 
 # A step takes longer than a response needs to send a token: else tokens would be merged.
 _TURNS_PER_TOKEN = 10
@@ -110,6 +112,11 @@ class FakeEngine:
 
         async def answer() -> None:
             try:
+                if options.pooling is not None:
+                    if self.fail_at == 0:
+                        raise self.failure
+                    sink.put(self._pool(token_ids, options.pooling, request_id))
+                    return
                 async for output in self._answer(token_ids, sampling_params, request_id):
                     sink.put(output)
             except Exception as error:  # as an engine tells of one
@@ -158,6 +165,25 @@ class FakeEngine:
     def find_admission(self, request_id: str) -> PrefillStats | None:
         """How a request was admitted."""
         return self.admissions.get(request_id)
+
+    def _pool(self, ids: list[int], wanted: PoolingParams, request_id: str) -> RequestOutput:
+        """Rows of eight numbers that tell a row's token and the one before it."""
+        angles = np.array(ids)[:, None] * np.arange(1, 9) + np.array([0, *ids[:-1]])[:, None]
+        rows = np.cos(angles).astype(np.float32)
+        if not wanted.all_rows:
+            rows = rows[-1:]
+        if wanted.logit_ids:
+            rows = np.array([[ids[-1], 1.0]], dtype=np.float32)
+        return RequestOutput(
+            request_id=request_id,
+            prompt=None,
+            prompt_token_ids=ids,
+            prompt_logprobs=None,
+            outputs=[self._output(0, [], SamplingParams(), "stop")],
+            finished=True,
+            num_cached_tokens=self.num_cached_tokens,
+            pooled=PooledRows(len(rows), rows.tobytes()),
+        )
 
     async def _answer(
         self, prompt_ids: list[int], params: SamplingParams, request_id: str

@@ -203,10 +203,8 @@ async def test_heads_of_what_can_be_got(serve: Any, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "what"),
     [
-        ("/v1/embeddings", "Embeddings"),
-        ("/embeddings", "Embeddings"),
-        ("/score", "Scoring"),
-        ("/v1/rerank", "Reranking"),
+        ("/embed", "embeddings"),
+        ("/v1/classify", "Classification"),
         ("/classify", "Classification"),
         ("/v1/audio/transcriptions", "Audio"),
         ("/v1/images/generations", "images"),
@@ -223,7 +221,7 @@ async def test_what_other_models_serve_is_named(serve: Any, path: str, what: str
 
 async def test_each_client_finds_the_message_where_it_looks(serve: Any) -> None:
     client = serve().client
-    assert "not served" in (await client.post("/v2/rerank", json={})).json()["message"]
+    assert "query" in (await client.post("/v2/rerank", json={})).json()["message"]
     batches = (await client.post("/v1/messages/batches", json={})).json()
     assert batches["error"]["type"] == "not_found_error"
     assert "not served" in batches["error"]["message"]
@@ -237,3 +235,5 @@ async def test_a_base_url_with_one_v1_too_many_or_too_few(serve: Any) -> None:
     anthropic = (await client.post("/v1/v1/messages", json={})).json()["error"]
     assert anthropic["message"].endswith("adds /v1 itself, so give it the base URL without it.")
     assert (await client.post("/messages", json={})).status_code == 404
+    embeddings = (await client.post("/embeddings", json={})).json()["error"]
+    assert "adds no /v1" in embeddings["message"]

@@ -96,6 +96,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
         junctions: Offsets in the prompt behind which others are known to go on otherwise.
         session: Number of its session; None: it was not named.
         stays_in_memory: Whether what it leaves goes to no disk.
+        is_spare: Whether what it leaves goes before what others left.
     """
 
     number: int
@@ -116,6 +117,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
     junctions: list[int] = []
     session: int | None = None
     stays_in_memory: bool = False
+    is_spare: bool = False
 
 
 class Ending(msgspec.Struct, array_like=True):

@@ -169,6 +169,7 @@ class CacheRecorder:
                 list(request.options.cache_junctions),
                 request.session,
                 request.options.stays_in_memory,
+                request.is_spare,
             )
         )
 

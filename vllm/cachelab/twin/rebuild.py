@@ -162,6 +162,7 @@ def make_request(
             skip_cache_insert=added.skips_insert,
             cache_junctions=added.junctions,
             prompt_cache_retention="in_memory" if added.stays_in_memory else None,
+            is_spare=added.is_spare,
         ),
         session=added.session,
     )

@@ -80,7 +80,7 @@ class WarmList:
         self.has_news = True
 
     def note_request(self, request: Request, unit: int) -> int:
-        """Take note of a request that ended, unless it leaves the cache alone.
+        """Take note of a request that ended, unless it leaves the cache alone, or spare prefixes.
 
         Args:
             request: The request.
@@ -89,7 +89,8 @@ class WarmList:
         Returns:
             The units of it that were noted.
         """
-        if request.skip_reading_prefix_cache or request.skip_cache_insert:
+        leaves_little = request.skip_cache_insert or request.is_spare
+        if request.skip_reading_prefix_cache or leaves_little:
             return 0
         num_units = min(request.num_settled_tokens // unit, len(request.block_hashes))
         self.note_use(request.block_hashes[:num_units])

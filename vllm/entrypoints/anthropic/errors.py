@@ -13,12 +13,13 @@ the server starts or drains     503    api_error (Retry-After)
 anything else                   500    api_error
 """
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from vllm.entrypoints.openai.errors import HttpError
+from vllm.entrypoints.openai.errors import FLAT_ROOT, HttpError
 from vllm.exceptions import ContextLengthError, QueueFullError, ThreadsUnsupportedError
 
 _ROOT = "/v1/messages"
@@ -63,6 +64,8 @@ def in_dialect_of(
         cause: What was raised, if something was.
         request_id: Of the HTTP request.
     """
+    if path.startswith(FLAT_ROOT):
+        error = replace(error, is_flat=True)
     if path != _ROOT and not path.startswith(_ROOT + "/"):
         return error.status, dict(error.headers), error.body
     status = _status_of(error, cause)

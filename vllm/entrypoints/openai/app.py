@@ -37,6 +37,7 @@ from vllm.entrypoints.openai.routes import router
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.transfer_routes import transfer_router
+from vllm.entrypoints.pooling.routes import router as pooling_router
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger
 from vllm.version import BANNER, __version__
@@ -105,6 +106,7 @@ def build_app(
         responses_router,
         messages_router,
         decisions_router,
+        pooling_router,
         cache_router,
         transfer_router,
     ]

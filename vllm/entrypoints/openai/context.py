@@ -13,6 +13,7 @@ from vllm.entrypoints.openai.protocol.responses import ModelCard, unix_now
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.text_workers import TextWorkers
+from vllm.entrypoints.pooling.plan import VectorPlan
 from vllm.exceptions import ModelNotFoundError
 from vllm.parser.registry import ParserChoice
 from vllm.tokenizers import ChatEncoder, Tokenizer
@@ -21,6 +22,11 @@ from vllm.version import ENGINE_NAME, __version__
 
 # What Hugging Face's clients send where their user names no model, and what their pages tell to.
 _NO_MODEL = ("dummy", "tgi")
+GENERATION = "generation"
+UNTRAINED_NOTE = (
+    "It was trained to generate text: vectors and scores are what its last layer gives, and no "
+    "match for those of a model that was trained for them (docs/embeddings.md)."
+)
 EMBEDDED_NOTE = (
     "This is the small checkpoint embedded in the package: it looks up facts told in its context "
     "and talks a little. docs/embedded_model.md says what to expect."
@@ -44,6 +50,8 @@ class ServedModel:
         default_sampling: Sampling fields that the checkpoint sets when a request does not.
         fingerprint: The ``system_fingerprint`` of responses.
         max_new_tokens: Most tokens of any answer, whatever a request asks for; None: the context.
+        capabilities: What it can be asked for.
+        note: What one should know of it; None: nothing.
     """
 
     names: tuple[str, ...]
@@ -58,6 +66,8 @@ class ServedModel:
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     has_kv_transfer: bool = False
     max_new_tokens: int | None = None
+    capabilities: tuple[str, ...] = (GENERATION,)
+    note: str | None = None
     created: int = field(default_factory=unix_now)
 
     @property
@@ -88,16 +98,22 @@ class ServedModel:
             max_model_len=self.max_model_len,
             created=self.created,
             owned_by=ENGINE_NAME,
+            capabilities=list(self.capabilities),
         )
-        if self.is_embedded:
-            card.note = EMBEDDED_NOTE
+        if notes := [note for note in (self.is_embedded and EMBEDDED_NOTE, self.note) if note]:
+            card.note = " ".join(notes)
         if self.default_sampling:
             card.default_sampling_params = dict(self.default_sampling)
         return card
 
 
 def make_served_model(
-    config: VllmConfig, max_model_len: int, generation_config: str
+    config: VllmConfig,
+    max_model_len: int,
+    generation_config: str,
+    vectors: VectorPlan | None = None,
+    *,
+    has_chats: bool = True,
 ) -> ServedModel:
     """Describe the served model of a resolved configuration.
 
@@ -106,6 +122,8 @@ def make_served_model(
         max_model_len: What the engine settled on (``--max-model-len auto`` depends on memory).
         generation_config: ``--generation-config``: "auto" takes the checkpoint's defaults, "vllm"
             neutral ones.
+        vectors: How it makes vectors; None: it is not asked for any.
+        has_chats: Whether it has a format for chats.
     """
     model = config.model_config
     defaults = model.generation_config if generation_config == "auto" else {}
@@ -122,7 +140,20 @@ def make_served_model(
         fingerprint=_fingerprint(config),
         default_sampling=sampling_defaults(defaults),
         max_new_tokens=answer_limit(defaults),
+        capabilities=_list_capabilities(model.generates, has_chats, vectors),
+        note=UNTRAINED_NOTE if vectors is not None and not vectors.is_trained_for_any else None,
     )
+
+
+def _list_capabilities(
+    generates: bool, has_chats: bool, vectors: VectorPlan | None
+) -> tuple[str, ...]:
+    told = {
+        GENERATION: generates,
+        "decisions": generates and has_chats,
+        **dict.fromkeys(("embeddings", "rerank", "score"), vectors is not None),
+    }
+    return tuple(name for name, is_served in told.items() if is_served)
 
 
 def _fingerprint(config: VllmConfig) -> str:
@@ -150,4 +181,5 @@ class ServingContext:
     config: VllmConfig
     parsers: ParserChoice
     client_metrics: ClientMetrics
+    vectors: VectorPlan
     workers: TextWorkers = field(default_factory=TextWorkers)

@@ -107,21 +107,11 @@ class HttpError:
 
 # Routes of the same APIs that other models have, by how their paths begin.
 _NOT_SERVED = {
-    "/v1/embeddings": "Embeddings are",
-    "/v2/embed": "Embeddings are",
-    "/embed": "Embeddings are",
-    "/embeddings": "Embeddings are",
+    "/embed": "This form of embeddings is",
     "/v1/classify": "Classification is",
-    "/v1/pooling": "Pooling is",
     "/v1/vector_stores": "Storing files is",
     "/v1/conversations": "Storing conversations is",
-    "/pooling": "Pooling is",
     "/classify": "Classification is",
-    "/score": "Scoring by a cross-encoder is",
-    "/v1/score": "Scoring by a cross-encoder is",
-    "/rerank": "Reranking is",
-    "/v1/rerank": "Reranking is",
-    "/v2/rerank": "Reranking is",
     "/v1/audio": "Audio is",
     "/v1/realtime": "Audio is",
     "/v1/images": "Making images is",
@@ -135,9 +125,16 @@ _NOT_SERVED = {
     "/v1/messages/batches": "Batches by HTTP are",
 }
 # What clients ask for whose base URL lacks /v1.
-_WITHOUT_V1 = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
+_WITHOUT_V1 = (
+    "/chat/completions",
+    "/completions",
+    "/responses",
+    "/messages",
+    "/models",
+    "/embeddings",
+)
 # Cohere's clients look for the message at the top.
-_FLAT_ROOT = "/v2/"
+FLAT_ROOT = "/v2/"
 
 
 def name_what_is_not_served(path: str, error: HttpError) -> HttpError:
@@ -151,9 +148,9 @@ def name_what_is_not_served(path: str, error: HttpError) -> HttpError:
     if what is None:
         return error
     hint = "vllm run-batch takes files of requests" if "Batches" in what else ""
-    message = f"{what} not served here: this server's models generate text."
+    message = f"{what} not served here: this server's models make text, vectors and scores."
     message += f" ({hint}.)" if hint else ""
-    return HttpError(404, message, is_flat=path.startswith(_FLAT_ROOT))
+    return HttpError(404, message)
 
 
 def describe_exception(error: BaseException) -> HttpError:

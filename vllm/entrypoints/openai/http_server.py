@@ -33,6 +33,7 @@ from vllm.entrypoints.openai.web_server import (
     make_uvicorn_config,
     start_tls_refresh,
 )
+from vllm.entrypoints.pooling.find_plan import find_plan
 from vllm.exceptions import ConfigError, ShuttingDownError
 from vllm.logger import init_logger
 from vllm.parser.registry import NONE, choose_parsers
@@ -282,13 +283,20 @@ def start_context(
         keeps_billing_line=args.keep_billing_line,
         write_calls=CALL_WRITERS.get(parsers.tools),
     )
+    plan = find_plan(model, tokenizer)
     if encoder.ignores_tools and args.tool_call_parser not in (None, "", NONE):
         _check_described_tools(parsers.tools)
 
     def finish(engine: AsyncLLM) -> ServingContext:
         max_model_len = engine.kv_cache_info.max_model_len
         return ServingContext(
-            served_model=make_served_model(config, max_model_len, args.generation_config),
+            served_model=make_served_model(
+                config,
+                max_model_len,
+                args.generation_config,
+                plan if args.pooling else None,
+                has_chats=not isinstance(encoder, NoChatEncoder),
+            ),
             tokenizer=tokenizer,
             chat_encoder=encoder,
             args=args,
@@ -297,6 +305,7 @@ def start_context(
             config=config,
             parsers=parsers,
             client_metrics=metrics,
+            vectors=plan,
         )
 
     return finish

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
-from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.context import GENERATION, ServingContext
 from vllm.entrypoints.openai.disconnect import EventStreamResponse
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
 from vllm.entrypoints.openai.field_names import fields_named
@@ -91,9 +91,15 @@ def open_scope(
         UserInputError: A field asks for what is not served.
     """
     model = context.served_model.resolve_name(body.model)
+    if GENERATION not in context.served_model.capabilities:
+        raise UserInputError(
+            f"The model {model!r} generates no text: its checkpoint has no output matrix. Ask for "
+            f"{', '.join(context.served_model.capabilities)}.",
+            "model",
+        )
     ignored = [*check_extra_fields(body.model_extra, body.route), *without_effect]
     ignored += body.ignored_parts
-    response_id = prefix + _request_id(raw_request, body.request_id)
+    response_id = make_response_id(prefix, raw_request, body.request_id)
     if ignored:
         logger.debug("Request %s: ignored fields %s", response_id, ", ".join(map(repr, ignored)))
     return RequestScope(
@@ -115,10 +121,11 @@ def header_request_id(scope: Scope) -> str:
     return given or state.setdefault("request_id", uuid.uuid4().hex)
 
 
-def _request_id(raw_request: Request, from_body: str | None) -> str:
+def make_response_id(prefix: str, raw_request: Request, from_body: str | None) -> str:
+    """Return the id of a response: what the client named its request, or a new name."""
     if from_body and "x-request-id" not in raw_request.headers:
-        return from_body
-    return header_request_id(raw_request.scope)
+        return prefix + from_body
+    return prefix + header_request_id(raw_request.scope)
 
 
 def header_data_parallel_rank(raw_request: Request) -> int | None:

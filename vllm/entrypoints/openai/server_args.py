@@ -101,6 +101,12 @@ class ServerArgs:
         "through this server.",
         group=_GROUP,
     )
+    pooling: bool = option(
+        True,
+        "Make vectors and scores beside text: /v1/embeddings, /rerank and their like "
+        "(docs/embeddings.md). Default: on.",
+        group=_GROUP,
+    )
     enable_force_include_usage: bool = option(
         False, "Send the usage in every chunk of a stream.", group=_GROUP
     )

@@ -116,3 +116,7 @@ class CausalLM(nn.Module, Generic[ConfigT]):
         Mutates:
             kv_caches.
         """
+
+    @abstractmethod
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """Maps any rows of the streams to what the output matrix reads of them [M, D]."""

@@ -32,7 +32,7 @@ __all__ = ["BlockHashToBlockMap", "BlockPool", "TieredPool"]
 
 logger = init_logger(__name__)
 
-_SCRATCH, _FILLER, _REGULAR = Tier.SCRATCH, Tier.FILLER, Tier.REGULAR
+_SCRATCH, _FILLER, _COLD, _REGULAR = Tier.SCRATCH, Tier.FILLER, Tier.COLD, Tier.REGULAR
 _CLAIMED, _PINNED = Tier.CLAIMED, Tier.PINNED
 
 
@@ -107,7 +107,7 @@ class TieredPool:
         # Free blocks that are kept for others than whose request takes some now.
         self.num_kept = 0
         # Where a free block stands; of no meaning for a held one. Most have keys, and without pins
-        # and claims these are all in REGULAR: of them it is not noted.
+        # and claims these are in REGULAR, or COLD where the index says so: of them it is not noted.
         self._tier_of: list[Tier] = [_SCRATCH] * num_gpu_blocks
 
     def _lay_out_tiers(self) -> tuple[_Tiers, _Tiers]:
@@ -157,8 +157,14 @@ class TieredPool:
     def _place_of(self, block: KVCacheBlock) -> Tier:
         """Return the tier of a free block."""
         if block.key is not None and self.pins is None:
-            return _CLAIMED if self.claims.holds(block) else _REGULAR
+            return self._place_of_keyed(block)
         return self._tier_of[block.block_id]
+
+    def _place_of_keyed(self, block: KVCacheBlock) -> Tier:
+        """Return the tier of a free block that has keys, or had them until now; without pins."""
+        if self.claims.holds(block):
+            return _CLAIMED
+        return _COLD if block.block_id in self.index.spare_ids else _REGULAR
 
     # ---- taking and giving back --------------------------------------------------------------
 
@@ -282,7 +288,7 @@ class TieredPool:
 
     def _join_all(self, keyed: Sequence[KVCacheBlock], others: Sequence[KVCacheBlock]) -> None:
         """Let blocks that stand in no tier join theirs."""
-        if self.pins is not None or self.claims:
+        if self.pins is not None or self.claims or self.index.spare_ids:
             keyed, others = (), [*keyed, *others]
         if keyed:
             self._num_free += len(keyed)
@@ -403,8 +409,7 @@ class TieredPool:
         """Move blocks that have just lost their keys."""
         if self.pins is None:
             for block in blocks:
-                claims = self.claims.holds(block)
-                self._tier_of[block.block_id] = _CLAIMED if claims else _REGULAR
+                self._tier_of[block.block_id] = self._place_of_keyed(block)
         self.replace(blocks)
 
     # ---- what is cached ----------------------------------------------------------------------

@@ -165,7 +165,8 @@ class CheckpointCoordinator(Coordinator):
             # Admitted without its hit because the pool was too full for it.
             unused = hit.start - num_cached_tokens
             misses[BYPASSED] = misses.get(BYPASSED, 0) + unused
-        if request.num_preemptions == 0 and not request.skip_cache_insert:
+        leaves_little = request.skip_cache_insert or request.is_spare
+        if request.num_preemptions == 0 and not leaves_little:
             self.prefixes.observe(request)
         return PrefillStats(
             request.num_tokens,
@@ -325,6 +326,11 @@ class CheckpointCoordinator(Coordinator):
             table.blocks = list(blocks)
         for adoption in first.partials:
             pool.touch([adoption.block])
+        if not request.is_spare:
+            # Behind what takes them out of their tiers.
+            self.index.note_used(chain.from_iterable(hit.full_blocks))
+            self.index.note_used(adoption.block for adoption in first.partials)
+        for adoption in first.partials:
             if not adoption.is_copy:
                 cache.dense[adoption.dense_index].blocks.append(adoption.block)
         if hit.rebuild is not None:
@@ -545,6 +551,8 @@ class CheckpointCoordinator(Coordinator):
         self._publisher.follow(cache)
         if cache.request.cache_ttls:
             self.held.note_end(cache)
+        if cache.request.is_spare:
+            self._publisher.spare_trailing(cache)
         pool = self.block_pool
         for copy in cache.copies:
             pool.free_blocks((copy.source, copy.destination))

@@ -13,6 +13,7 @@ from vllm.v1.messages import (
     EngineCoreOutput,
     EngineCoreRequest,
     FinishReason,
+    PooledRows,
     PrefillStats,
 )
 from vllm.v1.metrics.iteration_stats import RequestStateStats
@@ -67,6 +68,7 @@ class AnswerState:
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._kv_transfer_params: dict[str, Any] | None = None
+        self._pooled: list[PooledRows] = []
 
     @property
     def request_id(self) -> str:
@@ -100,6 +102,8 @@ class AnswerState:
             self.parent.note_prefill(output.prefill_stats)
         if output.new_prompt_logprobs is not None:
             self._logprobs.add_prompt(output.new_prompt_logprobs)
+        if output.pooled is not None:
+            self._pooled.append(output.pooled)
         if output.kv_transfer_params is not None:
             self._kv_transfer_params = output.kv_transfer_params
         stop = self._add_tokens(output)
@@ -164,6 +168,7 @@ class AnswerState:
             ),
             kv_transfer_params=self._kv_transfer_params,
             prefill_stats=prefill,
+            pooled=PooledRows.joined(self._pooled) if finished and self._pooled else None,
         )
 
     def _take_prompt_logprobs(self) -> PromptLogprobs | None:

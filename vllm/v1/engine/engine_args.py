@@ -51,6 +51,7 @@ from vllm.model_executor.model_loader.resolve import (
     read_hf_config,
     resolve_checkpoint,
 )
+from vllm.model_executor.model_loader.vector_checkpoints import read_vector_checkpoint
 from vllm.model_executor.models.registry import read_architectures, resolve_model
 from vllm.platforms.resolve import find_plugin_platform
 from vllm.utils.argparse_utils import human_int_or_auto
@@ -392,7 +393,8 @@ class EngineArgs:
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
         own = read_hf_config(checkpoint.path, self._find_drafts_file())
-        hf_config = override_config(own, self.hf_overrides)
+        overridden = override_config(own, self.hf_overrides)
+        hf_config, generates = read_vector_checkpoint(overridden, checkpoint.path)
         # Parsed for its errors too; the engine core parses it again where it is used.
         architectures = read_architectures(hf_config)
         parsed = resolve_model(architectures).parse_config(hf_config)
@@ -432,6 +434,7 @@ class EngineArgs:
             aliases=aliases,
             hf_config=hf_config,
             generation_config=generation_config,
+            generates=generates,
             placeholder_ids=parsed.placeholder_ids,
             **values_for(ModelConfig, self),
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.exceptions import ContextLengthError, UserInputError
+from vllm.exceptions import ContextLengthError, TextLengthError, UserInputError
 from vllm.inputs import PromptType, TextPrompt, TokensPrompt
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
@@ -121,7 +121,7 @@ class InputProcessor:
             raise UserInputError("The prompt is empty: give at least one token.", "prompt")
         return self._tokenizer.encode(text)
 
-    def _check_prompt(self, token_ids: list[int]) -> None:
+    def _check_prompt(self, token_ids: list[int], *, has_answer: bool = True) -> None:
         if not token_ids:
             raise UserInputError("The prompt is empty: give at least one token.", "prompt")
         if set(map(type, token_ids)) != {int}:
@@ -135,8 +135,10 @@ class InputProcessor:
                 "prompt",
             )
         limit = self.max_model_len
-        if len(token_ids) >= limit:
+        if has_answer and len(token_ids) >= limit:
             raise ContextLengthError(len(token_ids), limit)
+        if len(token_ids) > limit:
+            raise TextLengthError(len(token_ids), limit)
 
     def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
         size = self._vocab_size
@@ -241,13 +243,20 @@ class InputProcessor:
         headers = told.trace_headers
         told = told.replace(trace_headers=dict(headers) if headers else None)
         prompt = self._truncate(ParsedPrompt(prompt.token_ids, prompt.text, told), params)
-        self._check_prompt(prompt.token_ids)
+        pooling = prompt.options.pooling
+        self._check_prompt(prompt.token_ids, has_answer=pooling is None)
         prompt.options.check(has_priorities=self._is_priority, num_cores=self._num_cores)
         prompt.options.check_offsets(len(prompt.token_ids))
+        if pooling is None:
+            params = self._complete_params(params, prompt.token_ids)
+        else:
+            params = SamplingParams(
+                max_tokens=1, temperature=0.0, detokenize=False, output_kind=params.output_kind
+            )
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
-            sampling_params=self._complete_params(params, prompt.token_ids),
+            sampling_params=params,
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             options=prompt.options,
         )

@@ -176,7 +176,8 @@ class IterationStats:
             stats.num_draft_tokens += output.num_draft_tokens
             stats.num_accepted_tokens += output.num_accepted_tokens
         num_new_tokens = len(output.new_token_ids)
-        if num_new_tokens == 0:
+        has_vectors = output.pooled is not None and output.finished
+        if num_new_tokens == 0 and not has_vectors:
             return
         self.num_generation_tokens += num_new_tokens
         if stats.num_generation_tokens == 0:

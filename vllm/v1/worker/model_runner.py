@@ -19,6 +19,7 @@ from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.connector_steps import ConnectorSteps
 from vllm.v1.worker.kv_cache_tensors import KVCachePool
+from vllm.v1.worker.pooling import gather_pooled
 from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
 from vllm.v1.worker.request_states import RequestStates
 from vllm.v1.worker.step_edits import build_step_edits
@@ -47,6 +48,9 @@ class CausalLM(Protocol):
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits ``[M, V]`` of any M rows of streams."""
+
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return what the output matrix reads of any M rows of streams: ``[M, D]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ class ModelRunner:
         result.prompt_logprobs_dict = gather_prompt_logprobs(
             step, streams, self._model.compute_logits, self._limits.vocab_size
         )
+        result.pooler_output = gather_pooled(step, streams, self._model)
         if self._proposer is not None:
             # Before the connector saves: the drafter's rows belong to the step's blocks.
             drafts = self._proposer.propose(step, streams, output.drafter_rebuilds)
@@ -188,8 +193,9 @@ class ModelRunner:
             step, streams, self._model.compute_logits, self._limits.vocab_size
         )
         self._num_begun += 1
+        pooled = gather_pooled(step, streams, self._model)
         pending = StepInFlight(
-            self._num_begun, step, sampled, prompt_logprobs, self._save_blocks(output)
+            self._num_begun, step, sampled, prompt_logprobs, pooled, self._save_blocks(output)
         )
         self._last_sampled = None if sampled is None else sampled.token_ids
         rows = np.cumsum([0, *step.sampled_counts]).tolist()

@@ -6,6 +6,7 @@ import numpy as np
 
 from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
+from vllm.v1.request_options import PoolingParams
 from vllm.v1.sample.history import make_history
 from vllm.v1.sample.metadata import RowSampling
 from vllm.v1.worker.block_table import RequestBlockTables
@@ -31,6 +32,8 @@ class RequestState:
         history: What its own tokens ask of the next one; None: nothing.
         tokens_in_flight: Step -> position of the token that it samples, whose value is not on the
             host yet; the known tokens count it.
+        pooling: What is wanted in place of an answer; None: tokens are sampled.
+        num_pooled: Prompt positions whose vectors were reported already, where all are wanted.
         num_prompt_logprobs: Prompt positions whose log probabilities were reported already; a
             prompt computed again after a preemption does not report them twice.
     """
@@ -39,9 +42,11 @@ class RequestState:
         "_token_ids",
         "history",
         "num_computed_tokens",
+        "num_pooled",
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "num_tokens",
+        "pooling",
         "req_id",
         "sampling",
         "tables",
@@ -56,8 +61,11 @@ class RequestState:
         sampling_params: SamplingParams,
         rng_key: int,
         num_groups: int,
+        pooling: PoolingParams | None = None,
     ) -> None:
         self.req_id = req_id
+        self.pooling = pooling
+        self.num_pooled = 0
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = len(token_ids)
         self.num_computed_tokens = 0

@@ -74,8 +74,10 @@ class RequestStates:
             params,
             rng_key,
             self._num_groups,
+            new.pooling_params,
         )
         if known is not None:
+            state.num_pooled = known.num_pooled
             state.num_prompt_logprobs = known.num_prompt_logprobs
         state.num_computed_tokens = new.num_computed_tokens
         state.tables.replace_all(new.block_ids)

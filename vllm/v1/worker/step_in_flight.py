@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -63,6 +64,7 @@ class StepInFlight:
         step: Its requests.
         sampled: Its tokens; None: it sampled none.
         prompt_logprobs: Of its requests.
+        pooled: Vectors of its requests, by place in the batch.
         connector_output: What the connector did.
     """
 
@@ -72,10 +74,12 @@ class StepInFlight:
         step: StepInput,
         sampled: DeviceSample | None,
         prompt_logprobs: dict[str, TokenLogprobs],
+        pooled: list[np.ndarray | None] | None,
         connector_output: KVConnectorOutput | None,
     ) -> None:
         self._number, self._step, self._sampled = number, step, sampled
         self._prompt_logprobs, self._connector_output = prompt_logprobs, connector_output
+        self._pooled = pooled
         self._copy = None if sampled is None else TokenCopy(sampled.token_ids)
         for state, count in zip(step.requests, step.sampled_counts, strict=True):
             if count:
@@ -99,5 +103,6 @@ class StepInFlight:
             row += count
         output = find_outputs(step, sampled, accepted)
         output.prompt_logprobs_dict = self._prompt_logprobs
+        output.pooler_output = self._pooled
         output.kv_connector_output = self._connector_output
         return output

@@ -5,11 +5,12 @@
                 |   chunk ends the prompt)  |       |                     |
 
 Prefill and decode are not told apart: a request is sampled in a step that reaches the end of its
-known tokens, at one position more than it has drafts.
+known tokens, at one position more than it has drafts. Of a request for vectors rows are *pooled* in
+its place.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -40,6 +41,8 @@ class StepInput:
         drafts: Draft tokens of each request; those of row k guess the token after it.
         carried_rows: int64 ``[C]``: flat rows whose tokens are still on the device.
         carried_from: int64 ``[C]``: the sampled rows of the step before that gave them.
+        pooled: The flat rows that requests for vectors want of this step, by place in the batch.
+        ended: Places of those requests for vectors whose prompt ends in this step.
     """
 
     requests: list[RequestState]
@@ -52,6 +55,8 @@ class StepInput:
     drafts: list[Sequence[int]]
     carried_rows: np.ndarray
     carried_from: np.ndarray
+    pooled: Mapping[int, range] = field(default_factory=dict)
+    ended: Collection[int] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +117,8 @@ class StepInputBuilder:
         drafts: list[Sequence[int]] = []
         carried_rows: list[int] = []
         carried_from: list[int] = []
+        pooled: dict[int, range] = {}
+        ended: list[int] = []
         row = num_sampled = 0
         for state, num_tokens in zip(requests, num_scheduled, strict=True):
             guessed = drafts_by_id.get(state.req_id, _NO_DRAFTS) if drafts_by_id else _NO_DRAFTS
@@ -120,6 +127,16 @@ class StepInputBuilder:
                 state.place_drafts(guessed)
             count = _count_sampled(state, end, len(guessed))
             next_row = row + num_tokens
+            first_pooled = end
+            if state.pooling is not None:
+                all_rows = state.pooling.all_rows
+                first_pooled = max(start, state.num_pooled) if all_rows else end - count
+                if first_pooled < end:
+                    pooled[len(slices)] = range(row + first_pooled - start, next_row)
+                    state.num_pooled = end
+                if count:
+                    ended.append(len(slices))
+                    count = 0
             self._token_ids[row:next_row] = state.get_tokens(start, end)
             self._positions[row:next_row] = self._counting[start:end]
             if state.tokens_in_flight:
@@ -133,7 +150,7 @@ class StepInputBuilder:
             ]
             bounds = bounds_by_id.get(state.req_id, _EVERYTHING) if bounds_by_id else _EVERYTHING
             reads_all = self._reads_all or state.sampling.params.prompt_logprobs is not None
-            wanted, views = 0 if reads_all else end - count, state.tables.views
+            wanted, views = 0 if reads_all else min(end - count, first_pooled), state.tables.views
             slices.append(
                 RequestSlice(
                     start,
@@ -161,6 +178,8 @@ class StepInputBuilder:
             drafts=drafts,
             carried_rows=np.array(carried_rows, dtype=np.int64),
             carried_from=np.array(carried_from, dtype=np.int64),
+            pooled=pooled,
+            ended=ended,
         )
 
     def _find_previous(self, state: RequestState, start: int) -> list[int]:

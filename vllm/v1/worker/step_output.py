@@ -8,6 +8,9 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.sample.sampler import SamplerOutput
 from vllm.v1.worker.step_input import StepInput
 
+# Ends a request for vectors; nobody is told of it.
+_NO_TOKEN = 0
+
 
 def accept_tokens(step: StepInput, sampled: SamplerOutput | None) -> ModelRunnerOutput:
     """Give each request its tokens.
@@ -37,11 +40,15 @@ def find_outputs(
 ) -> ModelRunnerOutput:
     """Return what a step gave its requests, their tokens being known."""
     req_ids = [state.req_id for state in step.requests]
+    logprobs = _keep_logprobs(sampled, step.sampled_counts, accepted)
+    for place in step.ended:
+        # To the scheduler a request for vectors is one whose answer has one token.
+        accepted[place] = [_NO_TOKEN]
     return ModelRunnerOutput(
         req_ids=req_ids,
         req_id_to_index={req_id: i for i, req_id in enumerate(req_ids)},
         sampled_token_ids=accepted,
-        logprobs=_keep_logprobs(sampled, step.sampled_counts, accepted),
+        logprobs=logprobs,
     )
 
 

@@ -17,6 +17,7 @@ from vllm.exceptions import UnsupportedFeatureError
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 DECISIONS = "/v1/decisions"
+POOLING = "/v1/embeddings"
 IGNORED_FIELDS = "X-Ignored-Fields"
 
 
@@ -136,6 +137,20 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
         "service_tier": _ONE_TIER,
         "store": _NO_STORE,
         "user": _FOR_ACCOUNTS,
+    },
+    # And all other routes for vectors and scores.
+    POOLING: {
+        "normalize": Refused((True,), "use use_activation"),
+        "output_dtype": Refused(("float",), "use encoding_format, or /v2/embed for bits"),
+        "late_chunking": _OFF,
+        "embedding_type": Refused(("float",), "use encoding_format, or /v2/embed for bits"),
+        "images": _EMPTY_LIST,
+        "mm_processor_kwargs": _EMPTY_OBJECT,
+        "chat_template": Refused((), "start the server with --chat-template"),
+        "padding": WithoutEffect("texts of different lengths share a step without it"),
+        "user": _FOR_ACCOUNTS,
+        "safety_identifier": _FOR_ACCOUNTS,
+        "service_tier": _ONE_TIER,
     },
 }
 

@@ -229,6 +229,8 @@ class ModelCard(msgspec.Struct):
     object: str = "model"
     parent: str | None = None
     note: str | UnsetType = UNSET
+    # What it can be asked for: generation, decisions, embeddings, rerank, score.
+    capabilities: list[str] = msgspec.field(default_factory=list)
     # What the checkpoint sets where a request does not.
     default_sampling_params: dict[str, Any] | UnsetType = UNSET
 

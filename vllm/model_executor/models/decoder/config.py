@@ -15,6 +15,7 @@ from vllm.model_executor.models.decoder.rope_config import RopeConfig
 Activation = Literal["silu", "gelu_tanh"]
 MTP = "mtp."
 """Prefix of the tensors of a block that drafts."""
+_BODY_ROOTS = ("embed_tokens.", "layers.", "norm.")
 MXFP4_GROUP_SIZE = 32
 """Values under one MXFP4 scale."""
 
@@ -336,7 +337,8 @@ class TensorNames:
                 break
         for pattern, ours in self.spellings:
             name = re.sub(pattern, ours, name)
-        return name
+        # A body that was saved alone, as checkpoints for vectors are.
+        return f"model.{name}" if name.startswith(_BODY_ROOTS) else name
 
 
 @dataclass(frozen=True, slots=True)

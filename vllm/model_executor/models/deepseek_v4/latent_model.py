@@ -40,9 +40,13 @@ class LatentModel(CausalLM[ConfigT]):
 
     def _map_to_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Maps collapsed rows [M, D], not normed yet, to fp32 logits [M, V]."""
-        normed = self._rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        logits: torch.Tensor = self.head(normed)
+        logits: torch.Tensor = self.head(self._norm_collapsed(hidden))
         return logits
+
+    def _norm_collapsed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Maps collapsed rows [M, D] to what the head reads of them."""
+        normed: torch.Tensor = self._rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        return normed
 
     def _end_slots(self) -> dict[str, torch.Tensor]:
         """Returns published tensor name -> destination; a tied head has no slot of its own."""

@@ -56,6 +56,10 @@ class DeepseekV4ForCausalLM(LatentModel[DeepseekV4Config]):
         """Maps the streams [M, n, D] of any chosen rows to fp32 logits [M, V]."""
         return self._map_to_logits(self.hc_head(streams))
 
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """Collapses the streams [M, n, D] to what the output matrix reads [M, D]."""
+        return self._norm_collapsed(self.hc_head(streams))
+
     def forward_mtp(
         self,
         streams: torch.Tensor,

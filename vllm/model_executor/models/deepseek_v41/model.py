@@ -132,6 +132,10 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
         """Maps collapsed streams [M, D] of any chosen rows to fp32 logits [M, V]."""
         return self._map_to_logits(streams)
 
+    def norm_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """Maps collapsed streams [M, D] to what the output matrix reads [M, D]."""
+        return self._norm_collapsed(streams)
+
     def weight_slots(self) -> dict[str, torch.Tensor]:
         """Returns published tensor name -> destination view; tables are on no device."""
         slots = self._end_slots()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from vllm.v1.core.pool.events import KVEventWriter
@@ -20,6 +20,11 @@ class BlockIndex(Protocol):
     @property
     def events(self) -> KVEventWriter:
         """Hears of prefixes that become reusable and of those that are not any more."""
+        ...
+
+    @property
+    def spare_ids(self) -> Collection[int]:
+        """Ids of blocks that stand in the cold tier when free, if they carry keys."""
         ...
 
     def forget(self, block: KVCacheBlock, *, is_held: bool = False) -> Sequence[KVCacheBlock]:

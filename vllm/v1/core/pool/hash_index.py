@@ -94,6 +94,8 @@ class HashIndex:
     def __init__(self, hash_block_size: int, events: KVEventWriter) -> None:
         self.hash_block_size = hash_block_size
         self.map = BlockHashToBlockMap()
+        # One queue stands for all tiers.
+        self.spare_ids: frozenset[int] = frozenset()
         self.events = events
         # The hashes that hashes_at was last asked about, and their views by block size.
         self._viewed_hashes: list[BlockHash] | None = None

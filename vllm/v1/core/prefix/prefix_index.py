@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vllm.utils.hashing import BlockHash
 from vllm.v1.core.pool.events import KVEventWriter
@@ -16,7 +16,7 @@ from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.core.values.free_block_queue import KVCacheBlock
 from vllm.v1.core.values.hit import Checkpoint
 
-_SCRATCH, _REGULAR = Tier.SCRATCH, Tier.REGULAR
+_SCRATCH, _COLD, _REGULAR = Tier.SCRATCH, Tier.COLD, Tier.REGULAR
 
 
 def _tier_of(records: Sequence[Checkpoint]) -> Tier:
@@ -32,8 +32,8 @@ class PrefixIndex:
     A *dense* block carries one key for every unit whose rows it holds; a *window* block belongs to
     the checkpoints that need it. A checkpoint is atomic: losing one block dissolves it.
 
-    Owns: the keys, their lineage, membership of checkpoints, the memory of what was evicted. The
-    fields of a checkpoint belong to the ``CheckpointStore``.
+    Owns: the keys, their lineage, membership of checkpoints, the memory of what was evicted, which
+    dense blocks are spare. The fields of a checkpoint belong to the ``CheckpointStore``.
 
     Args:
         num_blocks: Blocks of the pool, which bound the memory of what was evicted.
@@ -67,6 +67,9 @@ class PrefixIndex:
             g: {} for g in dense_group_ids
         }
         self._num_keyed = 0  # blocks that carry keys
+        # Blocks, by id, whose keys only requests wrote and hit that leave spare prefixes. Ids of
+        # blocks without keys mean nothing.
+        self.spare_ids: set[int] = set()
         # Of the first dense group, which has a key at every unit; where there are no windows,
         # nobody asks who continues whom; where there is nothing else, chains end at checkpoints.
         self.keeps_lineage = bool(window_group_ids)
@@ -87,6 +90,9 @@ class PrefixIndex:
         if block.key is not None:
             group_id, hashes = block.group_id, self.keys_of(block)
             block.key = block.more_keys = None
+            if block.ref_cnt:
+                # A free one stands where it stood until the pool has placed it anew.
+                self.spare_ids.discard(block_id)
             self._num_keyed -= 1
             self._num_forgotten += 1
             for prefix_hash in hashes:
@@ -109,18 +115,19 @@ class PrefixIndex:
     def tier(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
         if block.key is not None:
-            return _REGULAR
+            return _COLD if block.block_id in self.spare_ids else _REGULAR
         records = self.members.entered.get(block.block_id)
         return _tier_of(records) if records else _SCRATCH
 
     def tiers(self, blocks: Sequence[KVCacheBlock]) -> Sequence[Tier]:
         """Return the tiers of many blocks: most carry keys, or belong where the one before does."""
-        entered = self.members.entered
+        entered, spare_ids = self.members.entered, self.spare_ids
         last: tuple[Checkpoint, ...] = ()
         tier, tiers = _SCRATCH, []
         for block in blocks:
             if block.key is not None:
-                tiers.append(_REGULAR)
+                is_spare = bool(spare_ids) and block.block_id in spare_ids
+                tiers.append(_COLD if is_spare else _REGULAR)
                 continue
             records = entered.get(block.block_id, ())
             if records is not last:
@@ -173,6 +180,7 @@ class PrefixIndex:
             self.keys[group_id].clear()
             self._duplicates[group_id].clear()
         self._num_keyed = 0
+        self.spare_ids.clear()
         self._standings = [Standing.NEW] * self._num_blocks
         self.lineage.clear()
         self.checkpoints.clear()
@@ -194,6 +202,8 @@ class PrefixIndex:
         group_id: int,
         prefix_hashes: Sequence[BlockHash],
         parents: Sequence[BlockHash | None],
+        *,
+        is_spare: bool = False,
     ) -> Sequence[KVCacheBlock]:
         """Publish that held blocks have all their group's rows up to some prefixes' ends.
 
@@ -203,10 +213,15 @@ class PrefixIndex:
             prefix_hashes: Hashes of the prefixes, ascending in position.
             parents: For each the hash of the prefix one unit shorter, None for the first unit;
                 looked at in the ``lineage_group`` alone.
+            is_spare: Whether these rows go before others.
 
         Returns:
             Free blocks that cache nothing any more.
         """
+        if is_spare:
+            self.spare_ids.update(block.block_id for block in blocks if block.key is None)
+        elif self.spare_ids:
+            self.spare_ids.difference_update(block.block_id for block in blocks)
         self._carry(blocks, group_id, prefix_hashes)
         emptied: list[KVCacheBlock] = []
         index = self.keys[group_id]
@@ -274,6 +289,11 @@ class PrefixIndex:
         block.key = None
         self._num_keyed -= 1
         return (block,)
+
+    def note_used(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Take note that a request holds dense blocks whose prefixes are not spare."""
+        if self.spare_ids:
+            self.spare_ids.difference_update(block.block_id for block in blocks)
 
     def _remove_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> None:
         index, duplicates = self.keys[group_id], self._duplicates[group_id]

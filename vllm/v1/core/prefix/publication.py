@@ -97,7 +97,10 @@ class Publisher:
                     block_hashes[at - 1] if at else None,
                     *block_hashes[at + stride - 1 : stop - 1 : stride],
                 ]
-            emptied = self._index.add_keys(table.blocks_below(ends), group_id, keys, parents)
+            blocks = table.blocks_below(ends)
+            emptied = self._index.add_keys(
+                blocks, group_id, keys, parents, is_spare=request.is_spare
+            )
             if emptied:
                 self._prefixes.pool.replace_emptied(emptied)
             if self._index.events.is_on:
@@ -170,6 +173,8 @@ class Publisher:
         standing, kind = CheckpointStanding.LEFT, None
         if position in published.junctions:
             standing, kind = CheckpointStanding.JUNCTION, ASKED_FOR
+        elif request.is_spare and position in published.wanted:
+            standing = CheckpointStanding.SPARE
         elif position in published.wanted or self._is_kept(cache, position):
             standing = CheckpointStanding.KEPT
             kind = self._policy.kind_of(position, request.num_prompt_tokens)
@@ -248,6 +253,12 @@ class Publisher:
                 self._store.spare(record, cache.published.spared.get(record.position))
         cache.published.trailing = remaining
 
+    def spare_trailing(self, cache: RequestCache) -> None:
+        """Let where a request stopped go first, unless somebody resumed there."""
+        for record in cache.published.trailing:
+            if record.standing is CheckpointStanding.LEFT and not record.num_hits:
+                self._store.spare(record, None)
+
     def give_back(self, cache: RequestCache, blocks: Sequence[KVCacheBlock]) -> None:
         """Give back blocks that a request does not need any more, as its checkpoints may."""
         published = cache.published
@@ -268,7 +279,13 @@ class Publisher:
             for prefix_hash in copy.keys:
                 parent = index.lineage.parent_of(prefix_hash)
                 keys, parents = (prefix_hash,), (parent,)
-                emptied = index.add_keys((copy.destination,), copy.group_id, keys, parents)
+                emptied = index.add_keys(
+                    (copy.destination,),
+                    copy.group_id,
+                    keys,
+                    parents,
+                    is_spare=cache.request.is_spare,
+                )
                 if emptied:
                     self._prefixes.pool.replace_emptied(emptied)
                 if index.events.is_on:

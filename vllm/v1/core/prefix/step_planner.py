@@ -175,8 +175,8 @@ class StepPlanner:
     ) -> Sequence[Spare]:
         """Return where a prefill step leaves checkpoints that nobody asked for."""
         pool, request = self._prefixes.pool, step.request
-        if step.start >= request.num_prompt_tokens:
-            return ()  # a decode step
+        if step.start >= request.num_prompt_tokens or request.is_spare:
+            return ()  # a decode step, or one that asks for no more than it wants itself
         spares = self._policy.spares(
             PrefillStep(
                 max(step.start, rebuild.end) if rebuild is not None else step.start,

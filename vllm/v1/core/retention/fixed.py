@@ -76,8 +76,10 @@ class FixedPolicy:
         return needed_window_blocks(group, end, alloc_end, boundaries)
 
     def tier(self, standing: CheckpointStanding, *, is_lean: bool, is_used: bool) -> Tier:
-        """Return one tier for all, but for what only a boundary that is not lean needs."""
+        """Return one tier for all, but for spare ones, and what only one that is not lean needs."""
         del is_used
+        if standing.is_spare:
+            return Tier.COLD
         if is_lean or standing is CheckpointStanding.JUNCTION:
             return Tier.REGULAR
         return Tier.COLD

@@ -165,8 +165,8 @@ class AdmissionPass:
                 num_external, load_async = connector.get_num_new_matched_tokens(request, num_local)
             if num_external is None:
                 return None
-            if request.num_scores is not None:
-                # Of what would be loaded no log probabilities are known.
+            if request.num_scores is not None or request.reads_all_rows:
+                # Of what would be loaded no log probabilities are known, and no vectors.
                 num_external, load_async = 0, False
             start = num_local + num_external
             found = PrefixLookup(start, local, num_local, num_external, load_async, is_fresh=True)

@@ -1,13 +1,14 @@
-"""From a worker's log probabilities of a whole step to those of one request's tokens."""
+"""From a worker's rows of a whole step to those of one request: log probabilities, vectors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.messages import LogprobsRows
+from vllm.v1.messages import LogprobsRows, PooledRows
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+    from vllm.v1.request import Request
 
 
 def num_columns(num_logprobs: int) -> int | None:
@@ -60,3 +61,20 @@ def prompt_rows(tensors: Any, num_logprobs: int) -> LogprobsRows:
         logprobs=logprobs[:, columns].tolist(),
         ranks=ranks.tolist(),
     )
+
+
+def pooled_rows(request: Request, output: ModelRunnerOutput, *, is_last: bool) -> PooledRows | None:
+    """Take the vectors that a step gave a request; None: it gave none that are wanted.
+
+    Args:
+        request: The request.
+        output: The step's output.
+        is_last: Whether the request ends with them. A last token's vector that comes to one that
+            goes on was computed over rows that were given up since: another one will come.
+    """
+    if request.pooling_params is None or output.pooler_output is None:
+        return None
+    rows: Any = output.pooler_output[output.req_id_to_index[request.request_id]]
+    if rows is None or not (is_last or request.reads_all_rows):
+        return None
+    return PooledRows(len(rows), rows.astype("<f4", copy=False).tobytes())

@@ -77,7 +77,8 @@ class RunningPass:
             - request.num_computed_tokens
         )
         # The last token of a sequence of full length is sampled but never computed.
-        room = limits.max_model_len - 1 - request.num_computed_tokens
+        longest = limits.max_model_len - (request.pooling_params is None)
+        room = longest - request.num_computed_tokens
         return max(0, min(limits.cap_chunk(wanted), self.step.token_budget, room))
 
     def _allocate(self, request: Request, num_new_tokens: int) -> KVCacheBlocks | None:

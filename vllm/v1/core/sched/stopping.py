@@ -43,6 +43,10 @@ def check_stop(request: Request, max_model_len: int) -> bool:
     """
     params = request.sampling_params
     assert params is not None
+    if request.pooling_params is not None:
+        # Its token stands for the vectors that have come, and is nobody's.
+        request.finish(RequestStatus.FINISHED_STOPPED)
+        return True
     num_output_tokens = request.num_output_tokens
     if num_output_tokens < params.min_tokens:
         # Requests whose min_tokens do not fit into the model's length are refused on entry.

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.core.sched.logprob_rows import prompt_rows, slice_logprobs
+from vllm.v1.core.sched.logprob_rows import pooled_rows, prompt_rows, slice_logprobs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.requests import Holdings
 from vllm.v1.core.sched.stopping import check_stop
-from vllm.v1.messages import EngineCoreOutput, LogprobsRows
+from vllm.v1.messages import EngineCoreOutput, LogprobsRows, PooledRows
 from vllm.v1.metrics.stats import SpecDecodingStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -27,6 +27,7 @@ def make_output(
     prompt_logprobs: LogprobsRows | None = None,
     kv_transfer_params: dict[str, Any] | None = None,
     drafted: tuple[int, int] = (0, 0),
+    pooled: PooledRows | None = None,
 ) -> EngineCoreOutput:
     """Describe what is new of a request; drains its events and its prefill record.
 
@@ -34,7 +35,8 @@ def make_output(
     """
     return EngineCoreOutput(
         request_id=request.request_id,
-        new_token_ids=tokens,
+        # The token that ends a request for vectors is nobody's.
+        new_token_ids=tokens if request.pooling_params is None else [],
         new_logprobs=logprobs,
         new_prompt_logprobs=prompt_logprobs,
         finish_reason=request.get_finished_reason(),
@@ -46,6 +48,7 @@ def make_output(
         num_draft_tokens=drafted[0],
         # A stop may cut the accepted ones short.
         num_accepted_tokens=drafted[1] and min(drafted[1], len(tokens)),
+        pooled=pooled,
     )
 
 
@@ -164,10 +167,13 @@ class UpdatePass:
         if result.num_nans_in_logits is not None:
             request.note_nans(result.num_nans_in_logits.get(request.request_id, 0))
         logprobs, prompt_logprobs = self._find_logprobs(request, len(tokens), result)
+        pooled = pooled_rows(request, result, is_last=stopped)
         kv_transfer_params = self._end_request(request) if stopped else None
-        if not tokens and not stopped and prompt_logprobs is None:
+        if not tokens and not stopped and prompt_logprobs is None and pooled is None:
             return None
-        return make_output(request, tokens, logprobs, prompt_logprobs, kv_transfer_params, drafted)
+        return make_output(
+            request, tokens, logprobs, prompt_logprobs, kv_transfer_params, drafted, pooled
+        )
 
     def take_tokens(self, request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
         """Append tokens up to the one that stops the request.

@@ -106,8 +106,9 @@ class Tracker:
         self.num_dropped = 0
 
     def add(self, request: Request) -> None:
-        """Take note of a request, unless it leaves the cache alone."""
-        if not (request.skip_reading_prefix_cache or request.skip_cache_insert):
+        """Take note of a request, unless it leaves nothing in the cache, or spare prefixes."""
+        leaves_little = request.skip_cache_insert or request.is_spare
+        if not (request.skip_reading_prefix_cache or leaves_little):
             self._tracks[request.request_id] = _Track(request)
 
     def end(self, request: Request) -> None:

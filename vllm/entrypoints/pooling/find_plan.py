@@ -1,0 +1,42 @@
+"""Which plan a served model has: its own files say, or it is a model that generates text."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from vllm.config import ModelConfig
+from vllm.entrypoints.pooling.plan import VectorPlan, YesNo
+from vllm.entrypoints.pooling.sentence_files import has_sentence_files, read_plan
+from vllm.exceptions import ConfigError
+from vllm.model_executor.models.registry import resolve_model
+from vllm.tokenizers import Tokenizer
+
+# Its config.json is that of the model it was trained from.
+_RERANKER = re.compile(r"qwen3-reranker", re.IGNORECASE)
+_RERANKER_FLAG = "is_original_qwen3_reranker"
+
+
+def find_plan(model: ModelConfig, tokenizer: Tokenizer) -> VectorPlan:
+    """Return how a model makes vectors and scores.
+
+    Raises:
+        ConfigError: Its files are broken.
+        UnsupportedModelError: They ask for what is not served.
+    """
+    parsed = resolve_model(model.architectures).parse_config(model.hf_config)
+    folder = Path(model.path or model.model)
+    if folder.is_dir() and has_sentence_files(folder):
+        plan = read_plan(folder, parsed.hidden_size, generates=model.generates)
+    else:
+        plan = VectorPlan(size=parsed.hidden_size, generates=model.generates)
+    names = (model.model, model.path or "", *model.served_model_names, *model.aliases)
+    is_named = any(_RERANKER.search(name) for name in names)
+    if plan.yes_no is None and (is_named or model.hf_config.get(_RERANKER_FLAG)):
+        ids = [tokenizer.token_to_id(word) for word in ("yes", "no")]
+        if None in ids:
+            raise ConfigError(
+                "A reranker's answers are the tokens 'yes' and 'no', which its vocabulary lacks: "
+                "use the tokenizer that belongs to the checkpoint."
+            )
+        plan = replace(plan, yes_no=YesNo(*(i for i in ids if i is not None)))
+    return plan
