@@ -8,11 +8,7 @@ from starlette.requests import Request
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
-from vllm.entrypoints.openai.protocol.fields import (
-    POOLING,
-    check_extra_fields,
-    ignored_fields_header,
-)
+from vllm.entrypoints.openai.protocol.fields import check_extra_fields, ignored_fields_header
 from vllm.entrypoints.openai.request_scope import (
     header_data_parallel_rank,
     leaves_nothing,
@@ -70,7 +66,7 @@ class PooledCall:
             raise UnsupportedFeatureError(
                 "This server makes no vectors and scores: it was started with --no-pooling."
             )
-        headers = ignored_fields_header(check_extra_fields(body.model_extra, POOLING))
+        headers = ignored_fields_header(check_extra_fields(body.model_extra, body.route))
         options = read_options(body).replace(
             data_parallel_rank=header_data_parallel_rank(raw_request),
             skip_cache_insert=leaves_nothing(raw_request, body),

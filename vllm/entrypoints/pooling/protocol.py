@@ -1,11 +1,12 @@
 """Bodies that clients of vectors and scores send, and those that they get."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, StrictBool, WithJsonSchema
 
+from vllm.entrypoints.openai.protocol.fields import POOLING
 from vllm.entrypoints.openai.protocol.requests import (
     EngineRequest,
     Many,
@@ -19,6 +20,8 @@ Embedding = list[float] | str
 
 class PooledBody(EngineRequest):
     """Fields that all routes for vectors and scores share; null means the default everywhere."""
+
+    route: ClassVar[str] = POOLING
 
     truncate_prompt_tokens: Whole | None = Field(
         None, description="Keep this many of a text's tokens; -1: all that fit."

@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from vllm.entrypoints.openai.protocol.fields import CHAT
+from vllm.entrypoints.openai.protocol.fields import CHAT, COMPLETIONS
 from vllm.v1.request_options import RequestOptions
 
 
@@ -109,9 +109,11 @@ class EngineRequest(_Body):
     """Fields of all requests that the engine works on; null means the default everywhere.
 
     Attributes:
+        route: Of ``fields.KNOWN_FIELDS``.
         options_type: Gets the values of fields that it has too.
     """
 
+    route: ClassVar[str] = COMPLETIONS
     options_type: ClassVar[type[RequestOptions]] = RequestOptions
 
     model: Text | None = Field(None, description="A served name; the default when absent.")
