@@ -111,7 +111,7 @@ def test_their_blocks_stand_below_the_regular_ones(name: str) -> None:
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_mixed_traffic_keeps_the_cache_sound(name: str) -> None:
     """The driver checks every invariant after every step, and every row that is read."""
-    driver = Driver(CONFIGS[name](SMALL[name] // 3), 1024, seed=1)
+    driver = Driver(CONFIGS[name](SMALL[name] // 2), 1024, seed=1)
     rng = random.Random(1)
     prompts: list[list[int]] = []
     for _ in range(25):

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm.entrypoints.pooling.plan import Layer, Normalise, VectorPlan, YesNo
-from vllm.entrypoints.pooling.vectors import POOLINGS, Vector
+from vllm.entrypoints.pooling.vectors import POOLINGS, Vector, narrow
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedModelError
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor, read_header
 
@@ -71,7 +71,7 @@ def _activate(values: Vector, name: str) -> Vector:
     if name == "GELU":
         wide = values.astype(np.float64)
         halves = np.array([1 + math.erf(value) for value in wide / math.sqrt(2)])
-        return (wide * halves / 2).astype(np.float32)
+        return narrow(wide * halves / 2)
     if name in ("Sigmoid", "SiLU"):
         gates = (1 / (1 + np.exp(-values.astype(np.float64)))).astype(np.float32)
         return gates if name == "Sigmoid" else values * gates

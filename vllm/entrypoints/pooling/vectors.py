@@ -29,24 +29,25 @@ def read_rows(pooled: PooledRows) -> Rows:
 # ---- from rows to a vector -----------------------------------------------------------------------
 
 
-def _narrow(values: npt.NDArray[np.floating[Any]]) -> Vector:
-    narrow: Vector = values.astype(np.float32)
-    return narrow
+def narrow(values: npt.NDArray[np.floating[Any]]) -> Vector:
+    """Return numbers as float32."""
+    narrowed: Vector = values.astype(np.float32)
+    return narrowed
 
 
 def _mean(rows: Rows, first: int) -> Vector:
     kept = rows[first:]
-    return _narrow(kept.sum(axis=0, dtype=np.float64) / max(len(kept), 1))
+    return narrow(kept.sum(axis=0, dtype=np.float64) / max(len(kept), 1))
 
 
 def _mean_by_root(rows: Rows, first: int) -> Vector:
     kept = rows[first:]
-    return _narrow(kept.sum(axis=0, dtype=np.float64) / np.sqrt(max(len(kept), 1)))
+    return narrow(kept.sum(axis=0, dtype=np.float64) / np.sqrt(max(len(kept), 1)))
 
 
 def _weighted_mean(rows: Rows, first: int) -> Vector:
     weights = np.arange(first + 1, len(rows) + 1, dtype=np.float64)
-    return _narrow((rows[first:] * weights[:, None]).sum(axis=0) / max(weights.sum(), 1.0))
+    return narrow((rows[first:] * weights[:, None]).sum(axis=0) / max(weights.sum(), 1.0))
 
 
 def _highest(rows: Rows, first: int) -> Vector:
@@ -56,12 +57,12 @@ def _highest(rows: Rows, first: int) -> Vector:
 
 def _first_row(rows: Rows, first: int) -> Vector:
     del first
-    return _narrow(rows[0])
+    return narrow(rows[0])
 
 
 def _last_row(rows: Rows, first: int) -> Vector:
     del first
-    return _narrow(rows[-1])
+    return narrow(rows[-1])
 
 
 # By sentence-transformers' names. Each takes rows [n, D] and the number of the prompt's tokens that
