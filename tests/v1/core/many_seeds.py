@@ -23,6 +23,7 @@ from tqdm import tqdm
 from tests.v1.core.recurrent_geometry import recurrent_config
 from tests.v1.core.unit_cache_driver import Driver
 from tests.v1.core.v4_geometry import v4_config
+from tests.v1.core.v41_geometry import v41_config
 from tests.v1.core.window_geometry import (
     GEMMA_LIKE,
     GPT_OSS_LIKE,
@@ -45,6 +46,8 @@ MakeConfig = Callable[[int, int], KVCacheConfig]
 GEOMETRIES: Mapping[str, MakeConfig] = {
     "v4": v4_config,
     "v4-short": partial(v4_config, length=16),
+    "v4.1": v41_config,
+    "v4.1-short": partial(v41_config, length=16),
     "gpt-oss-short": partial(window_config, window=32, kinds=GPT_OSS_LIKE),
     "gemma": partial(window_config, window=200, kinds=GEMMA_LIKE),
     "gpt-oss": partial(window_config, window=128, kinds=GPT_OSS_LIKE),
@@ -54,7 +57,7 @@ GEOMETRIES: Mapping[str, MakeConfig] = {
     "glm": partial(recurrent_config, pool_size=4),
 }
 # Where computing windows again pays even in prompts as short as these: every policy tries.
-SHORT_WINDOWS = ("v4-short", "gpt-oss-short")
+SHORT_WINDOWS = ("v4-short", "v4.1-short", "gpt-oss-short")
 _PINNED_SHARES = (None, 0.25, None, 1.0)
 
 

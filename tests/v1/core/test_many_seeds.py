@@ -17,7 +17,9 @@ def test_no_wrong_read_under_pressure(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("geometry", ["gemma", "gpt-oss", "llama", "mistral", "qwen3.5", "glm"])
+@pytest.mark.parametrize(
+    "geometry", ["v4.1", "v4.1-short", "gemma", "gpt-oss", "llama", "mistral", "qwen3.5", "glm"]
+)
 def test_full_attention_and_windows_under_pressure(geometry: str) -> None:
     drivers = [run_random_traffic(seed, Traffic.of_seed(seed, geometry)) for seed in (0, 1, 5)]
     assert any(hit > 0 for driver in drivers for hit in driver.hits.values())

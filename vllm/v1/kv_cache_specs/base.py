@@ -123,6 +123,11 @@ class KVCacheSpec:
         """Whether a drafter fills the rows."""
         return False
 
+    @property
+    def tokens_per_row(self) -> int:
+        """Tokens that a row stands for."""
+        return 1
+
     # ---- memory ------------------------------------------------------------------------------
 
     def page_layout(self) -> PageLayout:

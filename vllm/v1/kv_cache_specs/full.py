@@ -126,9 +126,16 @@ class TQFullAttentionSpec(FullAttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MLAAttentionSpec(LatentRowsSpec, FullAttentionSpec):
-    """Attention over latent rows of every token."""
+    """Attention over latent rows of every token.
+
+    Attributes:
+        mixes_ratios: Whether it shares a group with caches of other ratios, where blocks cover the
+            same tokens: none of them then fills a block alone.
+    """
 
     kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.MLA_ATTENTION
+
+    mixes_ratios: bool = False
 
     @property
     def label(self) -> str:
@@ -146,8 +153,8 @@ class MLAAttentionSpec(LatentRowsSpec, FullAttentionSpec):
         return GroupLayout("dense", self.block_size, rows, ratio=self.compress_ratio)
 
     def packing_key(self) -> PackingKey:
-        """Return its place among the dense groups."""
-        return (0, self.compress_ratio, self.block_size, self.kind)
+        """Return its place among the dense groups, by ratio unless it is with others'."""
+        return (0, 0 if self.mixes_ratios else self.compress_ratio, self.block_size, self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)

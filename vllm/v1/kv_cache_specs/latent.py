@@ -25,6 +25,8 @@ class LatentRowsSpec(AttentionSpec):
         is_drafter: Whether a drafter fills the rows. A role decides about no layout, so specs that
             differ in roles alone are equal.
         is_indexer: Whether they are an indexer's, which picks the entries to attend to.
+        section: Which part of the model the layer belongs to. Windows of different sections share
+            no group, so that a section's are blocks of their own.
     """
 
     cache_dtype_str: str | None = None
@@ -33,11 +35,17 @@ class LatentRowsSpec(AttentionSpec):
     model_version: str | None = None
     is_drafter: bool = field(default=False, compare=False)
     is_indexer: bool = field(default=False, compare=False)
+    section: int = 0
 
     @property
     def serves_drafter(self) -> bool:
         """Whether a drafter fills the rows."""
         return self.is_drafter
+
+    @property
+    def tokens_per_row(self) -> int:
+        """Tokens that a row stands for."""
+        return self.compress_ratio
 
     @property
     def storage_block_size(self) -> int:

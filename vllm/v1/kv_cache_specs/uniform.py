@@ -92,5 +92,9 @@ class UniformTypeKVCacheSpecs(KVCacheSpec):
 
 
 def member_spec(spec: KVCacheSpec) -> KVCacheSpec:
-    """Return the spec that stands for a group: of unequal page sizes, any member's."""
-    return spec.members()[0]
+    """Return the spec that stands for a group.
+
+    Of unequal page sizes any member's does; of unequal rows that which has most of them, for its
+    rows are complete first and the others' are where they are.
+    """
+    return min(spec.members(), key=lambda member: member.tokens_per_row)

@@ -99,6 +99,10 @@ class SlidingWindowMLASpec(LatentRowsSpec, SlidingWindowSpec):
     kind: ClassVar[KVCacheSpecKind] = KVCacheSpecKind.SLIDING_WINDOW_MLA
     needs_packed_pool: ClassVar[bool] = True
 
+    def packing_key(self) -> PackingKey:
+        """Return its place among the window groups, those of its section."""
+        return (1, self.sliding_window, self.block_size, f"{self.kind} {self.section}")
+
     def attention_layout(self) -> GroupLayout:
         """Return latent rows of a window."""
         return GroupLayout("window", self.block_size, self.block_size, window=self.sliding_window)

@@ -203,7 +203,7 @@ class Reference:
                 opened = torch.cat([state.opened[layer][-before:], opened])
             count = len(opened) // ratio
             state.opened[layer] = opened[count * ratio :]
-            values, scores = opened[: count * ratio].view(count, ratio, -1).chunk(2, -1)
+            values, scores = opened[: count * ratio].unflatten(0, (count, ratio)).chunk(2, -1)
             rows = (scores.softmax(1) * values).sum(1)
         at = (start // ratio + torch.arange(len(rows))) * ratio
         latent = norm(rows, self.w[f"{name}.compressor.norm.weight"], self.eps)
@@ -229,7 +229,7 @@ class Reference:
         latent = norm(
             x @ self.w[f"{name}.wq_a.weight"].T, self.w[f"{name}.q_norm.weight"], self.eps
         )
-        queries = (latent @ self.w[f"{name}.wq_b.weight"].T).view(count, -1, c["head_dim"])
+        queries = (latent @ self.w[f"{name}.wq_b.weight"].T).unflatten(1, (-1, c["head_dim"]))
         queries = turn(queries, positions, self.rates(layer), 1)
         columns = torch.arange(len(state.ids))
         sees = (columns <= positions[:, None]) & (
@@ -249,7 +249,7 @@ class Reference:
         sink = self.w[f"{name}.attn_sink"].expand(count, -1).unsqueeze(2)
         weights = torch.cat([sink, scores], 2).softmax(-1)[..., 1:]
         output = turn(weights @ keys, positions, self.rates(layer), -1)
-        groups = output.reshape(count, c["o_groups"], -1)
+        groups = output.flatten(1).unflatten(1, (c["o_groups"], -1))
         matrices = self.w[f"{name}.wo_a.weight"].view(c["o_groups"], c["o_lora_rank"], -1)
         mixed = torch.einsum("tgi,gri->tgr", groups, matrices).flatten(1)
         return mixed @ self.w[f"{name}.wo_b.weight"].T
@@ -269,7 +269,7 @@ class Reference:
         c, name = self.c, f"layers.{layer}.attn.indexer"
         if layer not in c["index_source_layer_ids"]:
             # Queries may have been dropped since.
-            return chosen[self.source("index_source_layer_ids", layer)][-len(positions) :]
+            return last(chosen[self.source("index_source_layer_ids", layer)], len(positions))
         queries = (latent @ self.w[f"{name}.wq_b.weight"].T).view(
             len(x), c["index_n_heads"], c["index_head_dim"]
         )
@@ -282,14 +282,14 @@ class Reference:
         if layer == named:
             chosen[-1] = self.name_candidates(scores, whole)
         elif named is not None and layer > named:
-            scores = scores.masked_fill(~chosen[-1][-len(positions) :], float("-inf"))
+            scores = scores.masked_fill(~last(chosen[-1], len(positions)), float("-inf"))
         chosen[layer] = keep_best(scores, c["index_topk"])
         return chosen[layer]
 
     def name_candidates(self, scores: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         size, count = self.c["candidate_block_size"], scores.shape[1]
         fill = torch.full((len(scores), -count % size), float("-inf"))
-        best = torch.cat([scores, fill], 1).view(len(scores), -1, size).amax(2)
+        best = torch.cat([scores, fill], 1).unflatten(1, (-1, size)).amax(2)
         for row, visible in enumerate(whole.sum(1).tolist()):
             if visible:
                 best[row, (visible - 1) // size] = float("inf")
@@ -314,6 +314,10 @@ class Reference:
         gate, up = (x @ self.w[f"{name}.{part}.weight"].T for part in ("w1", "w3"))
         inner = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
         return inner @ self.w[f"{name}.w2.weight"].T
+
+
+def last(rows: torch.Tensor, count: int) -> torch.Tensor:
+    return rows[len(rows) - count :]
 
 
 def keep_best(scores: torch.Tensor, count: int) -> torch.Tensor:

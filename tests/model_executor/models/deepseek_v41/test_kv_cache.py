@@ -8,7 +8,10 @@ from tests.model_executor.models.deepseek_v41.tiny import tiny_v41
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v41.config import DeepseekV41Config
 from vllm.model_executor.models.deepseek_v41.kv_cache import deepseek_v41_kv_cache_specs
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.attention.layout import CacheLayout
+from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.layout.packing import group_for_packing, padded_page_bytes
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 
 def find_specs(block_size: int) -> dict[str, KVCacheSpec]:
@@ -34,6 +37,31 @@ def test_bytes(block_size: int) -> None:
     windows = by_kind["window"]
     assert sum(spec.page_size_bytes for spec in windows) == 40 * 1024 * block_size
     assert sum(spec.page_size_bytes for spec in by_kind["state"]) == 24_576
+
+
+@pytest.mark.parametrize("unit", [32, 64, 128])
+def test_groups(unit: int) -> None:
+    """One dense group, windows split behind layer 20, and what a block costs."""
+    groups = group_for_packing(find_specs(unit))
+    widths = [
+        sum(padded_page_bytes(spec) for spec in group.layer_specs().values()) for group in groups
+    ]
+    scale = unit // 32
+    windows = [360_448, 327_680, 327_680, 294_912]
+    assert widths == [*(width * scale for width in (409_600, *windows)), 24_576]
+    layers = [sorted(int(name.split(".")[1]) for name in g.layer_names) for g in groups[1:5]]
+    assert sorted(layers[0] + layers[1]) == list(range(21))
+    assert sorted(layers[2] + layers[3]) == list(range(21, 40))
+    config = KVCacheConfig(1, [], groups, hit_unit=unit)
+    geometry = CacheGeometry.from_config(config)
+    # Every unit is a boundary without any state of a compressor.
+    assert (geometry.lean, geometry.rebuild_tokens) == (unit, 128 + 39 * 127)
+    assert [len(group.rows_below(8 * unit)) for group in geometry.windows][-1] == 0
+    layout = CacheLayout.from_kv_cache_config(config)
+    assert [layout.find_table(i) for i in range(len(layout.groups))] == [0, 1, 2, 3, 4, 5, 0]
+    ratios = {layout.groups[layout.group_of[f"layers.{s}.attn.mla"]].ratio for s in (2, 8, 14)}
+    assert ratios == {2}
+    assert layout.groups[layout.group_of["layers.20.attn.indexer"]].rows_per_block == 4 * unit
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ For ``--block-size`` bs (tokens of one prefix unit), in tokens per block:
     .indexer          kv sources (r)    4 bs        4 bs / r  roped index key  [index_head_dim]
     .state            kv sources, r > 1 r           r         c and g, each head_dim
 
-Dense blocks of all ratios cover the same tokens. A ratio divides the unit, so at the end of a unit
-no window of a compressor is open, and no state has to be kept there.
+Dense blocks of all ratios cover the same tokens, so all dense caches are one group. Windows are
+split behind the last layer that makes entries: what lies above it serves a prompt's end alone.
+A ratio divides the unit, so at the end of a unit no window of a compressor is open, and no state
+has to be kept there.
 """
 
 from typing import TYPE_CHECKING
@@ -81,6 +83,7 @@ def deepseek_v41_kv_cache_specs(
             head_size=config.head_dim,
             dtype=cache_dtype,
             sliding_window=config.sliding_window,
+            section=int(layer > config.cut),
         )
         if plan.source != layer:
             continue
@@ -94,6 +97,7 @@ def deepseek_v41_kv_cache_specs(
                 head_size=width,
                 dtype=cache_dtype,
                 compress_ratio=plan.ratio,
+                mixes_ratios=True,
                 is_indexer=name == names.indexer,
             )
         if plan.ratio > 1:
