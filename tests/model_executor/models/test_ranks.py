@@ -10,10 +10,12 @@ import torch
 
 from tests.distributed.rank_threads import ThreadGroup, run_ranks
 from tests.model_executor.models.decoder import reference
+from tests.model_executor.models.deepseek_v41.tiny import write_checkpoint
 from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.model_executor.models.tiny_config import tiny_config
 from tests.model_executor.published import write_published
+from tests.tokenizers.family_tokenizers import byte_level
 from tools.checkpoints.published_spelling import Spelling
 from vllm.distributed.parallel_state import SingleProcessGroup
 from vllm.exceptions import ConfigError
@@ -82,6 +84,7 @@ def compute_logits(
 ) -> tuple[torch.Tensor, LoadReport, int]:
     """Run a prompt in two chunks and four single tokens; logits, the load, bytes of the caches."""
     model, report = load_rank(folder, group, spreads_experts)
+    model.bind_tokenizer(byte_level())
     raw = json.loads((folder / "config.json").read_text())
     entry = resolve_model(raw["architectures"])
 
@@ -90,7 +93,7 @@ def compute_logits(
 
     harness = PagedHarness(model, block_size=32, num_blocks=160, find_specs=find_specs)
     num_bytes = sum(pages[0].nbytes for pages in harness.kv_caches.values())
-    tokens = random_tokens(300, 5, raw["vocab_size"])
+    tokens = random_tokens(300, 5, model.config.vocab_size - 1)
     return harness.run(tokens, (200, 96, 1, 1, 1, 1)), report, num_bytes
 
 
@@ -124,6 +127,15 @@ def test_deepseek_v4_over_ranks_is_the_whole_model(
     reports = check_ranks(folder, 2, spreads_experts)
     whole = reports.pop()
     assert all(report.num_bytes < 0.75 * whole.num_bytes for report in reports)
+
+
+@pytest.mark.parametrize("spreads_experts", [False, True])
+def test_deepseek_v41_over_ranks_is_the_whole_model(spreads_experts: bool, tmp_path: Path) -> None:
+    sizes = {name: _V4[name] for name in ("hidden_size", "q_lora_rank", "o_lora_rank")}
+    write_checkpoint(tmp_path, 4, _SPELLING, moe_intermediate_size=64, **sizes)
+    reports = check_ranks(tmp_path, 2, spreads_experts)
+    whole = reports.pop()
+    assert all(report.num_bytes < 0.9 * whole.num_bytes for report in reports)
 
 
 def test_deepseek_v4_over_eight_ranks_with_their_own_experts(tmp_path: Path) -> None:
