@@ -5,6 +5,7 @@
     │   ├── ModelNotFoundError    unknown model name             HTTP 404
     │   ├── ResponseNotFoundError no such stored response        HTTP 404
     │   ├── PrefixNotFoundError   no such kept prefix            HTTP 404
+    │   ├── FileNotStoredError    no such file or batch          HTTP 404
     │   ├── ContextLengthError    a prompt fills the context     HTTP 400
     │   ├── TextLengthError       a text exceeds the context     HTTP 400
     │   ├── ThreadsUnsupportedError  a thread of Anthropic's     HTTP 400
@@ -48,6 +49,10 @@ class UserInputError(VllmError, ValueError):
 
 class PrefixNotFoundError(UserInputError):
     """A request names a kept prefix that there is not."""
+
+
+class FileNotStoredError(UserInputError):
+    """A request names a file or a batch that there is not."""
 
 
 class ContextLengthError(UserInputError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,11 @@ from vllm.exceptions import ConfigError
 
 # Who has no key of a tenant, where the file leaves room for such requests.
 DEFAULT_TENANT = "default"
+# Under which lines of batches run, whoever's they are; no file can name it.
+BATCH_TENANT = "~batch"
 MAX_TENANTS = 1000
+# Behind every class that a file can name.
+_LAST_CLASS = 1_000_000
 _HASHED = "sha256:"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -88,6 +92,17 @@ class TenantsConfig:
     def find(self, name: str | None) -> Tenant:
         """Return the tenant of a request that names one; None: of those that have none."""
         return self.tenants.get(name or DEFAULT_TENANT) or self.tenants[DEFAULT_TENANT]
+
+
+def with_batch_tenant(tenants: TenantsConfig | None) -> TenantsConfig:
+    """Return tenants with one more, in whose name lines of batches run: its class is the last.
+
+    Args:
+        tenants: Those of a server; None: it has none, and all its requests are alike.
+    """
+    last = Tenant(BATCH_TENANT, priority=_LAST_CLASS)
+    known = TenantsConfig.of(is_open=True) if tenants is None else tenants
+    return replace(known, tenants={**known.tenants, BATCH_TENANT: last})
 
 
 def digest_key(key: str) -> str:

@@ -201,6 +201,7 @@ def _refuse_unfit(config: VllmConfig, server: ServerArgs) -> None:
             operations.api_server_count > 1,
             "say ingress_replicas=N",
         ),
+        "--batch-dir": (server.batch.folder is not None, "its replicas share no folder"),
         "--ssl-*": (operations.tls != TlsArgs(), _OWN_PORT),
         "--uvicorn-log-level": (server.uvicorn_log_level != usual.uvicorn_log_level, _OWN_PORT),
         "--disable-uvicorn-access-log": (operations.disable_access_log, _OWN_PORT),

@@ -9,7 +9,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.entrypoints.cli.serve import add_serve_flags, prepare
 from vllm.entrypoints.openai.operations_args import OperationsArgs
-from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.entrypoints.openai.server_args import BatchArgs, ServerArgs
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.utils.argparse_utils import human_int
@@ -114,4 +114,5 @@ def _private(args: ServerArgs, uds: str) -> ServerArgs:
         api_keys=(),
         uvicorn_log_level="warning",
         operations=OperationsArgs(uds=uds, disable_access_log=True),
+        batch=BatchArgs(),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.config.tenants import with_batch_tenant
 from vllm.entrypoints.cli.ignored_flags import IGNORED_SERVE_FLAGS
 from vllm.entrypoints.cli.needed_packages import check_needed_packages
 from vllm.entrypoints.cli.refused_flags import REFUSED_SERVE_FLAGS
@@ -125,6 +126,15 @@ def prepare(args: argparse.Namespace) -> tuple[VllmConfig, ServerArgs]:
         server_args.operations.api_server_count,
         "--api-server-count",
     )
+    if server_args.batch.folder is not None:
+        if config.observability_config.cache_trace is not None:
+            raise ConfigError(
+                "--batch-dir with --cache-trace: a trace does not record which requests run below "
+                "others. Leave one of them out."
+            )
+        tenants = with_batch_tenant(config.scheduler_config.tenants)
+        scheduler = dataclasses.replace(config.scheduler_config, tenants=tenants)
+        config = dataclasses.replace(config, scheduler_config=scheduler)
     return config, server_args
 
 

@@ -1,6 +1,7 @@
 """Who may ask for what: keys of clients, and one of the operator."""
 
 import hmac
+import secrets
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
@@ -22,6 +23,30 @@ def is_admin_path(path: str) -> bool:
     return path in _ADMIN_PATHS or path.startswith(_ADMIN_ROOTS)
 
 
+class InnerKey:
+    """A key that this process alone knows: for requests that it sends to itself.
+
+    They come in the name of whoever asked for them before, and run below all others.
+    """
+
+    _NAME, _OWNER = "x-vllm-inner-key", "x-vllm-inner-owner"
+
+    def __init__(self) -> None:
+        self._key = secrets.token_hex(32)
+
+    def headers(self, owner: str | None) -> dict[str, str]:
+        """Return what a request carries; ``owner`` is a tenant's name, or None."""
+        return {self._NAME: self._key, self._OWNER: owner or ""}
+
+    def fits(self, headers: Headers) -> bool:
+        """Whether a request is one of them."""
+        return hmac.compare_digest(headers.get(self._NAME, "").encode(), self._key.encode())
+
+    def owner(self, headers: Headers) -> str | None:
+        """Return in whose name it is sent."""
+        return headers.get(self._OWNER) or None
+
+
 class KeyGuard:
     """Checks the keys of requests.
 
@@ -30,6 +55,7 @@ class KeyGuard:
         admin_key: Opens everything, and alone the operator's routes; None: these are like others.
         guards_metrics: Whether ``/metrics`` needs a key too.
         tenants: Whose keys are taken besides; None: there are none.
+        inner: Opens all but the operator's routes; None: the server sends itself nothing.
     """
 
     def __init__(
@@ -38,8 +64,10 @@ class KeyGuard:
         admin_key: str | None = None,
         guards_metrics: bool = False,
         tenants: TenantsConfig | None = None,
+        inner: InnerKey | None = None,
     ) -> None:
         self._tenants = tenants
+        self._inner = inner
         self._admin_keys = () if admin_key is None else (admin_key.encode(),)
         self._api_keys = tuple(key.encode() for key in api_keys)
         self._guards_metrics = guards_metrics
@@ -53,16 +81,24 @@ class KeyGuard:
         """Return why a request is refused; None: it is not."""
         if is_admin_path(path) and self._admin_keys:
             return self._check_admin(headers)
+        if self.is_inner(headers):
+            return None
         if self.is_open or _matches(headers, (*self._api_keys, *self._admin_keys)):
             return None
         if self.find_tenant(headers) is not None:
             return None
         return _unauthorized("A valid API key is needed")
 
+    def is_inner(self, headers: Headers) -> bool:
+        """Whether the server sends a request to itself."""
+        return self._inner is not None and self._inner.fits(headers)
+
     def find_tenant(self, headers: Headers) -> str | None:
         """Return the tenant whose key a request has; None: it has none's."""
         if self._tenants is None:
             return None
+        if self._inner is not None and self._inner.fits(headers):
+            return self._inner.owner(headers)
         # By digests: how long it takes to look one up says nothing of the keys.
         names = (self._tenants.by_key.get(digest_key(key)) for key in _given_keys(headers))
         return next((name for name in names if name is not None), None)

@@ -1,8 +1,9 @@
 """The ASGI application: routes, error handlers, middleware."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
@@ -14,8 +15,10 @@ from vllm import envs
 from vllm.config.tenants import TenantsConfig
 from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
+from vllm.entrypoints.batch.wiring import ROUTERS as BATCH_ROUTERS
+from vllm.entrypoints.batch.wiring import add_batches
 from vllm.entrypoints.decisions.routes import router as decisions_router
-from vllm.entrypoints.openai.api_keys import KeyGuard
+from vllm.entrypoints.openai.api_keys import InnerKey, KeyGuard
 from vllm.entrypoints.openai.cache_feed import CacheFeed, feed_router
 from vllm.entrypoints.openai.cache_routes import cache_router
 from vllm.entrypoints.openai.client_metrics import ClientMetrics
@@ -112,11 +115,16 @@ def build_app(
     ]
     if envs.VLLM_SERVER_DEV_MODE and args.operations.admin_key is None:
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
+    inner = None
+    if args.batch.folder is not None:
+        add_batches(app, args.batch, frozenset(_paths_of(routers)))
+        routers += BATCH_ROUTERS
+        inner = app.state.inner_key = InnerKey()
     shows_cache = envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None
     if shows_cache:
         routers += [dev_router, explain_router]
     keys = KeyGuard(
-        args.api_keys, args.operations.admin_key, args.operations.guards_metrics, tenants
+        args.api_keys, args.operations.admin_key, args.operations.guards_metrics, tenants, inner
     )
     if args.operations.serves_page:
         seen_by = "open" if args.operations.admin_key is None else "operator"
@@ -156,6 +164,11 @@ def build_app(
     return app
 
 
+def _paths_of(routers: Sequence[APIRouter]) -> Iterator[str]:
+    routes = (route for router in routers for route in router.routes)
+    return (route.path_format for route in routes if isinstance(route, APIRoute))
+
+
 def list_routes(app: FastAPI) -> dict[str, list[str]]:
     """Return the methods of each path that the OpenAPI document has; making that takes longer."""
     paths: dict[str, set[str]] = {}
@@ -168,7 +181,7 @@ def list_routes(app: FastAPI) -> dict[str, list[str]]:
 
 async def _handle_error(request: Request, error: Exception) -> Response:
     described = describe_exception(error)
-    if described.status in (404, 405):
+    if described.status in (404, 405) and isinstance(error, HTTPException):
         described = name_what_is_not_served(route_path(request.scope), described)
     if described.status == 500:
         # Unexpected ones are logged again, with their traceback, by the server above us.

@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 from vllm.exceptions import (
     EngineCoreLostError,
     EngineDeadError,
+    FileNotStoredError,
     ModelNotFoundError,
     PrefixNotFoundError,
     QueueFullError,
@@ -56,6 +57,7 @@ _STATUS_OF_EXCEPTION: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFoundError, 404),
     (ResponseNotFoundError, 404),
     (PrefixNotFoundError, 404),
+    (FileNotStoredError, 404),
     (UserInputError, 400),
     (TenantLimitError, 429),
     (QueueFullError, 503),
@@ -106,10 +108,11 @@ class HttpError:
 
 
 # Routes of the same APIs that other models have, by how their paths begin.
+_BATCHES, _FILES = "Batches by HTTP are", "Storing files is"
 _NOT_SERVED = {
     "/embed": "This form of embeddings is",
     "/v1/classify": "Classification is",
-    "/v1/vector_stores": "Storing files is",
+    "/v1/vector_stores": "Searching files is",
     "/v1/conversations": "Storing conversations is",
     "/classify": "Classification is",
     "/v1/audio": "Audio is",
@@ -117,12 +120,12 @@ _NOT_SERVED = {
     "/v1/images": "Making images is",
     "/v1/videos": "Making videos is",
     "/v1/moderations": "Moderation is",
-    "/v1/files": "Storing files is",
-    "/v1/batches": "Batches by HTTP are",
+    "/v1/files": _FILES,
+    "/v1/batches": _BATCHES,
     "/v1/fine_tuning": "Training is",
     "/v1/assistants": "Assistants are",
     "/v1/threads": "Assistants are",
-    "/v1/messages/batches": "Batches by HTTP are",
+    "/v1/messages/batches": "Batches of messages are",
 }
 # What clients ask for whose base URL lacks /v1.
 _WITHOUT_V1 = (
@@ -147,9 +150,10 @@ def name_what_is_not_served(path: str, error: HttpError) -> HttpError:
         return HttpError(404, f"{message}{'without' if adds else 'with'} it.")
     if what is None:
         return error
-    hint = "vllm run-batch takes files of requests" if "Batches" in what else ""
     message = f"{what} not served here: this server's models make text, vectors and scores."
-    message += f" ({hint}.)" if hint else ""
+    if what in (_BATCHES, _FILES):
+        message = f"{what} not served here: this server was started without --batch-dir."
+        message += " (vllm run-batch takes files of requests.)" if what == _BATCHES else ""
     return HttpError(404, message)
 
 

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from vllm.config import VllmConfig
+from vllm.entrypoints.batch.wiring import batches_stopped, start_batches
 from vllm.entrypoints.openai.app import build_app, list_routes
 from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.context import ServingContext, make_served_model
@@ -135,7 +136,7 @@ class HttpServer:
             engine = await self._start(app, state)
             if engine is None:
                 return 0
-            async with self._doing_job():
+            async with self._doing_job(), batches_stopped(app, self._stop):
                 return await self._serve(state, engine)
         finally:
             if engine is not None:
@@ -207,6 +208,7 @@ class HttpServer:
         )
         app.state.context = finish(engine)
         state.set_ready()
+        start_batches(app)
         logger.info("Application startup complete.")
         if self._job is None:
             has_chats = not isinstance(app.state.context.chat_encoder, NoChatEncoder)

@@ -19,7 +19,7 @@ from vllm.entrypoints.openai.request_scope import header_request_id
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineError
 from vllm.logger import current_request_id
-from vllm.v1.engine.tenant_limits import current_tenant
+from vllm.v1.engine.tenant_limits import current_tenant, runs_in_background
 from vllm.v1.metrics.tracing import TRACE_HEADERS, current_trace_headers
 
 # Probes and scrapes need no key and are answered in every phase. Neither does the page: a browser
@@ -27,6 +27,8 @@ from vllm.v1.metrics.tracing import TRACE_HEADERS, current_trace_headers
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version", "/metrics"})
 # The longest context in token ids, as JSON, is far below.
 MAX_BODY_BYTES = 64 * 1024 * 1024
+# Files are written as they come. What they may be is checked where they are.
+_UPLOADS, _MAX_UPLOAD_BYTES = "/v1/files", 1 << 30
 
 
 class EdgeMiddleware:
@@ -86,13 +88,16 @@ class EdgeMiddleware:
 
         in_log = current_request_id.set(request_id)
         in_trace = current_trace_headers.set(_trace_headers(scope))
-        of_tenant = current_tenant.set(self._keys.find_tenant(Headers(scope=scope)))
+        headers = Headers(scope=scope)
+        of_tenant = current_tenant.set(self._keys.find_tenant(headers))
+        in_background = runs_in_background.set(self._keys.is_inner(headers))
         try:
             await self._guard(scope, receive, observed_send)
         finally:
             current_request_id.reset(in_log)
             current_trace_headers.reset(in_trace)
             current_tenant.reset(of_tenant)
+            runs_in_background.reset(in_background)
             handler = getattr(scope.get("route"), "path", "none")
             self._metrics.observe(
                 handler,
@@ -119,7 +124,7 @@ class EdgeMiddleware:
             await send_error(send, refusal, path, header_request_id(scope))
             return
         with self._state.open_request():
-            await self._app(scope, _limited(receive), send)
+            await self._app(scope, _limited(receive, _max_bytes(path)), send)
 
     def _find_refusal(self, scope: Scope, path: str) -> HttpError | None:
         headers = Headers(scope=scope)
@@ -130,8 +135,8 @@ class EdgeMiddleware:
             self._state.check_open()
         except EngineError as error:
             return describe_exception(error)
-        if _content_length(headers) > MAX_BODY_BYTES:
-            return _too_large()
+        if _content_length(headers) > _max_bytes(path):
+            return _too_large(_max_bytes(path))
         encoding = headers.get("content-encoding", "identity")
         if encoding.strip().lower() not in ("", "identity"):
             return HttpError(
@@ -177,13 +182,15 @@ def _content_length(headers: Headers) -> int:
     return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
-def _too_large() -> HttpError:
-    return HttpError(
-        413, f"The body is too large: at most {MAX_BODY_BYTES:,} bytes are taken.", "body"
-    )
+def _max_bytes(path: str) -> int:
+    return _MAX_UPLOAD_BYTES if path == _UPLOADS else MAX_BODY_BYTES
 
 
-def _limited(receive: Receive) -> Receive:
+def _too_large(limit: int) -> HttpError:
+    return HttpError(413, f"The body is too large: at most {limit:,} bytes are taken.", "body")
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
     """Bound a body that does not say its length."""
     num_bytes = 0
 
@@ -192,8 +199,8 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         if message["type"] == "http.request":
             num_bytes += len(message.get("body", b""))
-            if num_bytes > MAX_BODY_BYTES:
-                raise HTTPException(413, _too_large().message)
+            if num_bytes > limit:
+                raise HTTPException(413, _too_large(limit).message)
         return message
 
     return limited_receive

@@ -5,10 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.config.options import NOT_NEGATIVE, Limit, check_options, option
+from vllm.config.options import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    Limit,
+    check_options,
+    option,
+    within,
+)
 from vllm.entrypoints.openai.operations_args import OperationsArgs
 from vllm.exceptions import ConfigError
-from vllm.utils.argparse_utils import json_string_list
+from vllm.utils.argparse_utils import human_int, json_string_list
 
 GENERATION_CONFIGS = ("auto", "vllm")
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -35,6 +42,41 @@ class DecisionArgs:
         flag="--decision-refusal-mass",
         metavar="SHARE",
         limit=Limit(lambda value: 0.0 <= value <= 1.0, "must be between 0 and 1."),
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, by_flag=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArgs:
+    """Files and batches; without a folder there are none."""
+
+    folder: str | None = option(
+        None,
+        "Serve /v1/files and /v1/batches, and keep both in this folder, also across restarts. "
+        "Default: neither is there.",
+        group=_GROUP,
+        flag="--batch-dir",
+        metavar="FOLDER",
+    )
+    max_bytes: int = option(
+        10 * 1024**3,
+        "Bytes that the uploaded files of one tenant may take, results included. Default: 10 GiB.",
+        group=_GROUP,
+        flag="--batch-dir-max-bytes",
+        parse=human_int,
+        metavar="BYTES",
+        limit=AT_LEAST_ONE,
+    )
+    max_concurrency: int = option(
+        16,
+        "Lines of batches that are worked on at a time, below all other requests. Default: 16.",
+        group=_GROUP,
+        flag="--batch-max-concurrency",
+        parse=human_int,
+        metavar="N",
+        limit=within(1, 1024),
     )
 
     def __post_init__(self) -> None:
@@ -181,6 +223,7 @@ class ServerArgs:
     )
     operations: OperationsArgs = field(default_factory=OperationsArgs)
     decisions: DecisionArgs = field(default_factory=DecisionArgs)
+    batch: BatchArgs = field(default_factory=BatchArgs)
 
     def __post_init__(self) -> None:
         check_options(self, by_flag=True)
@@ -190,6 +233,11 @@ class ServerArgs:
             raise ConfigError("--admin-api-key is one of --api-key: it would guard nothing.")
         if self.operations.guards_metrics and not self.api_keys:
             raise ConfigError("--guard-metrics needs --api-key: without a key all is open.")
+        if self.batch.folder is not None and self.operations.api_server_count > 1:
+            raise ConfigError(
+                f"--batch-dir with --api-server-count {self.operations.api_server_count}: one "
+                "process owns the folder. Leave one of them out."
+            )
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError(
                 "--allow-credentials with --allowed-origins '*' would let any site act for its "

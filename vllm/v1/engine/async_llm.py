@@ -14,6 +14,7 @@ import msgspec
 
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.config.tenants import BATCH_TENANT
 from vllm.exceptions import (
     QueueFullError,
     ShuttingDownError,
@@ -35,7 +36,12 @@ from vllm.v1.engine.questions import Question, Reply, ResetCache
 from vllm.v1.engine.queue_limit import QueueLimit
 from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.engine.submission import CallPart, Submission
-from vllm.v1.engine.tenant_limits import TenantLimits, current_tenant, tenant_salt
+from vllm.v1.engine.tenant_limits import (
+    TenantLimits,
+    current_tenant,
+    runs_in_background,
+    tenant_salt,
+)
 from vllm.v1.engine.wire import (
     FromCore,
     StepOutputs,
@@ -243,7 +249,9 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
             raise
         salt = tenant_salt(tenant, request.options.cache_salt)
         options = request.options.replace(cache_salt=salt)
-        return msgspec.structs.replace(request, tenant=tenant.name, options=options)
+        # What it may ask for is its owner's; when it runs is not.
+        name = BATCH_TENANT if runs_in_background.get() else tenant.name
+        return msgspec.structs.replace(request, tenant=name, options=options)
 
     def _record(
         self,

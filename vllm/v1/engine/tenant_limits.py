@@ -15,6 +15,8 @@ _MINUTE_S = 60.0
 
 # Whose request is being handled, where tenants share the server.
 current_tenant: ContextVar[str | None] = ContextVar("current_tenant", default=None)
+# Whether it is a line of a batch, for which nobody waits.
+runs_in_background: ContextVar[bool] = ContextVar("runs_in_background", default=False)
 
 
 class Bucket:

@@ -134,6 +134,23 @@ def test_long_answers_do_not_keep_every_place():
     assert Counter(request.request_id[0] for request in scheduler.running) == {"a": 2, "b": 2}
 
 
+def test_a_later_class_gives_every_place_to_an_earlier_one():
+    tenants = TenantsConfig.of(Tenant("a", priority=5), Tenant("b"), token_weights=TokenWeights())
+    scheduler = make(tenants, max_num_seqs=4)
+    for number in range(6):
+        add(scheduler, f"a{number}", 16, max_tokens=400)
+    step(scheduler)
+    for number in range(4):
+        add(scheduler, f"b{number}", 16, max_tokens=30)
+    for _ in range(6):
+        step(scheduler)
+    assert Counter(request.request_id[0] for request in scheduler.running) == {"b": 4}
+    for _ in range(40):
+        step(scheduler)
+    # They are done: the others go on.
+    assert Counter(request.request_id[0] for request in scheduler.running) == {"a": 4}
+
+
 def test_without_tenants_nothing_of_it_is_built():
     scheduler = make_scheduler()
     assert type(scheduler._requests).__name__ == "Requests"

@@ -227,6 +227,7 @@ class FairRequests(Requests):
         Places are held until answers end. So that a tenant with long answers cannot keep others
         waiting for so long, the tenant that has most of them for its weight gives one to a tenant
         that was served less, where it still has no fewer for its weight than that one afterwards.
+        One of a later class gives a place to any of an earlier class.
         """
         if len(self.running) < max_num_seqs or not self.waiting:
             return None
@@ -234,14 +235,22 @@ class FairRequests(Requests):
         if head.is_blocked or head.num_output_placeholders:
             # It could not use the place yet.
             return None
+        name = self._name_of(head)
+        last = max(map(self._name_of, self.running), key=self.shares.rank)
+        if self.shares.rank(last)[0] > self.shares.rank(name)[0]:
+            # Of a later class, whose work nobody of this one waits for.
+            return self._displace(last)
         weight = self.shares.weight
         counts = Counter(map(self._name_of, self.running))
         most = max(counts, key=lambda name: (counts[name] / weight(name), self.shares.rank(name)))
-        name = self._name_of(head)
         keeps, gets = (counts[most] - 1) / weight(most), (counts[name] + 1) / weight(name)
         if keeps < gets or self.shares.rank(most) <= self.shares.rank(name):
             return None
-        displaced = self._newest_of(most)
+        return self._displace(most)
+
+    def _displace(self, tenant: str) -> Request:
+        """Take a tenant's newest request out of ``running``."""
+        displaced = self._newest_of(tenant)
         self.running.remove(displaced)
         return displaced
 
