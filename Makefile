@@ -16,13 +16,18 @@ DOCS_VENV ?= .venv-docs
 
 CLIENT_ENVS ?= .venv-clients
 
-.PHONY: serve test clients real fast check format figures docs native sanitize emulated-tiles wheel clean ascend-conformance gpu-check gpu-compile
+.PHONY: serve test browser clients real fast check format figures docs native sanitize emulated-tiles wheel clean ascend-conformance gpu-check gpu-compile
 
 serve: $(VENV)/.serve
 	$(BIN)/vllm serve $(MODEL) $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# A browser for the tests of the page, from Debian's packages: needs root. Without one they skip.
+browser:
+	@{ command -v chromium || command -v chromium-browser || command -v chromium-headless-shell; } > /dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell; }
 
 # Real clients from PyPI and npm against a server, each group in an environment of its own; writes
 # docs/clients.md. CLIENTS="--only litellm" runs some.
