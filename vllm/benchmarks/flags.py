@@ -538,4 +538,7 @@ def add_simulate_flags(parser: argparse.ArgumentParser) -> None:
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``vllm cache explain``."""
     parser.add_argument("request_id", help="The id of the response.")
+    parser.add_argument(
+        "earlier_id", nargs="?", help="Of an earlier one: say also where the two prompts part."
+    )
     add_option_flags(parser, ExplainOptions)

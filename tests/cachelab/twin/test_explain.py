@@ -152,3 +152,25 @@ def test_the_command_prints_an_explanation(
     assert "480..500: above_last_boundary (20 tokens)" in out
     assert main(["cache", "explain", "r-99", "--trace", str(script.path)]) == 2
     assert "'r-99' is not in the trace" in capsys.readouterr().err
+
+
+def test_two_requests_of_a_record_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(tmp_path / "t", num_blocks=600)
+    first = make_prompt(1, 500)
+    one = script.serve(first)
+    edited = script.serve([*first[:200], 999, *first[201:]])
+    longer = script.serve([*first, *make_prompt(2, 200)])
+    script.run.scheduler.shutdown()
+    places = {edited: (192, 224), longer: (480, None)}
+    for name, (shared, parts_before) in places.items():
+        flags = ["--trace", str(script.path), "--no-remedies"]
+        assert main(["cache", "explain", name, one, *flags, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["comparison"]
+        assert told["earlier"] == one.partition("-0-")[0]
+        assert told["shared_tokens"] == shared
+        assert told["parts_before"] == parts_before
+        assert main(["cache", "explain", name, one, *flags]) == 0
+        assert f"compared with {told['earlier']}" in capsys.readouterr().out
+    assert main(["cache", "explain", one, "nobody", *flags]) == 2

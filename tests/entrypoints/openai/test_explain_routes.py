@@ -1,6 +1,6 @@
 """An explanation also tells what a router had foretold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from starlette.responses import Response
@@ -16,9 +16,9 @@ from vllm.v1.messages import PrefillStats
 async def test_a_prediction_is_told_with_the_explanation(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def replay(request_id: str, path: str, *, remedies: bool) -> Response:
+    async def replay(ids: Sequence[str], path: str, *, remedies: bool) -> Response:
         assert (path, remedies) == ("/tmp/trace", True)
-        return Response(b'{"request_id":"%s"}' % request_id.encode())
+        return Response(b'{"request_id":"%s"}' % ids[0].encode())
 
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setattr(explain_routes, "_explain", replay)
@@ -65,3 +65,27 @@ async def test_without_a_record_it_tells_where_a_hit_came_from(
     unknown = await served.client.get("/v1/cache/explain/cmpl-b")
     assert unknown.status_code == 404
     assert "--cache-trace" in unknown.json()["error"]["message"]
+
+
+async def test_two_requests_are_compared(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    served = serve()
+    ids = []
+    for system, said in (("A", "Hello"), ("A", "Hello"), ("B", "Goodbye")):
+        body = {"system": system, "messages": [{"role": "user", "content": said}]}
+        body |= {"max_tokens": 2, "diagnostics": {"previous_message_id": None}}
+        message = (await served.client.post("/v1/messages", json=body)).json()
+        ids.append(message["id"])
+        served.engine.admissions[message["id"]] = PrefillStats(10, 0, 0, {"first_seen": 10})
+    for other, differs in ((1, []), (2, ["system", "messages[0]"])):
+        place = f"/v1/cache/explain/{ids[other]}?earlier={ids[0]}"
+        told = (await served.client.get(place)).json()["comparison"]
+        assert told["earlier"] == ids[0]
+        assert told["differs"] == differs
+        same = told["shared_tokens"] == told["earlier_tokens"] == told["prompt_tokens"]
+        assert same is (differs == [])
+    # Of a request that is not remembered, nothing is told.
+    told = (await served.client.get(f"/v1/cache/explain/{ids[1]}?earlier=x")).json()
+    assert "comparison" not in told

@@ -11,17 +11,21 @@ from vllm.exceptions import ConfigError
 _TIMEOUT = aiohttp.ClientTimeout(total=600)
 
 
-def fetch_explanation(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:
-    """Return what ``GET /v1/cache/explain/{request_id}`` says.
+def fetch_explanation(
+    url: str, request_id: str, api_key: str | None, earlier_id: str | None = None
+) -> dict[str, Any]:
+    """Return what ``GET /v1/cache/explain/{request_id}`` says, compared with an earlier one.
 
     Raises:
         ConfigError: The server does not answer, or refuses.
     """
-    return asyncio.run(_fetch(url, request_id, api_key))
-
-
-async def _fetch(url: str, request_id: str, api_key: str | None) -> dict[str, Any]:
     place = f"{url.rstrip('/')}/v1/cache/explain/{quote(request_id, safe='')}"
+    if earlier_id is not None:
+        place += f"?earlier={quote(earlier_id, safe='')}"
+    return asyncio.run(_fetch(place, api_key))
+
+
+async def _fetch(place: str, api_key: str | None) -> dict[str, Any]:
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         async with (

@@ -14,6 +14,7 @@ from typing import Any
 from vllm.cachelab.sim.settings import SimSettings
 from vllm.cachelab.trace.events import Begun, Step
 from vllm.cachelab.twin.exact import ExactTwin
+from vllm.cachelab.twin.pairs import PromptPair, compare_recorded, format_pair
 from vllm.cachelab.twin.rebuild import check_rebuilt, environment_of, settings_of
 from vllm.cachelab.twin.remedies import Counterfactuals
 from vllm.cachelab.twin.spans import Span, spans_of
@@ -35,6 +36,7 @@ class Explanation:
         group_matches: The same by group.
         checkpoints: Where window state was held, within that.
         spans: The rest.
+        comparison: With an earlier request; None: nobody asked.
     """
 
     request_id: str
@@ -44,6 +46,7 @@ class Explanation:
     group_matches: dict[int, int] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    comparison: PromptPair | None = None
 
 
 class Explainer:
@@ -156,6 +159,8 @@ def format_explanation(made: Explanation) -> Iterator[str]:
             )
         if span.remedy is not None:
             yield f"    remedy: {span.remedy.text}; then {span.remedy.cached_tokens} hit"
+    if made.comparison is not None:
+        yield from format_pair(made.comparison)
 
 
 def to_json(made: Explanation) -> dict[str, Any]:
@@ -164,6 +169,8 @@ def to_json(made: Explanation) -> dict[str, Any]:
     for span in raw["spans"]:
         if span["remedy"] is not None:
             span["remedy"] = {k: v for k, v in span["remedy"].items() if v is not None}
+    if raw["comparison"] is None:
+        del raw["comparison"]
     return raw
 
 
@@ -182,11 +189,16 @@ def run_explain(args: argparse.Namespace) -> int:
         # Late: only this way needs a client.
         from vllm.cachelab.twin.ask_server import fetch_explanation  # noqa: PLC0415
 
-        raw: Mapping[str, Any] = fetch_explanation(args.url, args.request_id, args.api_key)
+        raw: Mapping[str, Any] = fetch_explanation(
+            args.url, args.request_id, args.api_key, args.earlier_id
+        )
         print(json.dumps(raw, indent=2))
         return 0
-    explainer = Explainer(load(args), finds_remedies=args.remedies)
-    made = explainer.explain(args.request_id)
+    trace = load(args)
+    made = Explainer(trace, finds_remedies=args.remedies).explain(args.request_id)
+    if args.earlier_id is not None:
+        earlier, own = trace.find(args.earlier_id), trace.find(args.request_id)
+        made.comparison = compare_recorded(earlier, own, trace.header.hash_unit)
     if args.json:
         print(json.dumps(to_json(made)))
     else:

@@ -2,13 +2,16 @@
 
 import asyncio
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from vllm.cachelab.twin.spans import spans_of
+from vllm.entrypoints.openai.diagnosis.diagnoses import Diagnoses
 from vllm.entrypoints.openai.errors import HttpError
 from vllm.entrypoints.openai.routes import Context, error_response
 from vllm.v1.engine.data_parallel.ranks import trace_path
@@ -24,7 +27,11 @@ _EXIT_USAGE = 2
 @explain_router.get("/v1/cache/explain/{request_id:path}")
 async def explain(
     request_id: str,
+    request: Request,
     context: Context,
+    earlier: Annotated[
+        str | None, Query(description="Of an earlier request: say also where the two part.")
+    ] = None,
     remedies: Annotated[
         bool, Query(description="Replay the record to find what would have helped: slower.")
     ] = True,
@@ -35,18 +42,28 @@ async def explain(
     there were, and the record's bound is how far back it goes. Without it the answer is how the
     request was admitted: where its hit came from (pool, host, disk), and the missed spans; and,
     with several cores, what the router had foretold. Both are known to the process that answered
-    the request, of its last ten thousand.
+    the request, of its last ten thousand. ``comparison`` is with an earlier one, by the record or,
+    of chats whose fingerprints this process has, by what differs in the requests.
     """
     path = context.config.observability_config.cache_trace
     if path is None:
         answer = _tell_admission(request_id, context.engine.find_admission(request_id))
     else:
         num_cores = context.config.parallel_config.data_parallel_size
-        answer = await _replay(request_id, path, num_cores, remedies=remedies)
+        ids = (request_id,) if earlier is None else (request_id, earlier)
+        answer = await _replay(ids, path, num_cores, remedies=remedies)
+    more: dict[str, Any] = {}
     foretold = context.engine.find_prediction(request_id)
-    if answer.status_code != 200 or foretold is None:
+    if foretold is not None:
+        more["prediction"] = foretold
+    if earlier is not None:
+        diagnoses: Diagnoses = request.app.state.diagnoses
+        kept = diagnoses.compare_kept(earlier, request_id)
+        if kept is not None:
+            more["comparison"] = {"earlier": earlier, **asdict(kept)}
+    if answer.status_code != 200 or not more:
         return answer
-    told = {**msgspec.json.decode(bytes(answer.body)), "prediction": foretold}
+    told = {**msgspec.json.decode(bytes(answer.body)), **more}
     return Response(msgspec.json.encode(told), media_type="application/json")
 
 
@@ -72,17 +89,17 @@ def _tell_admission(request_id: str, stats: PrefillStats | None) -> Response:
     return Response(msgspec.json.encode(told), media_type="application/json")
 
 
-async def _replay(request_id: str, path: str, num_cores: int, *, remedies: bool) -> Response:
+async def _replay(ids: Sequence[str], path: str, num_cores: int, *, remedies: bool) -> Response:
     """Explain a request of a record: each core has its own, and all but one do not know it."""
     answer = Response(status_code=404)
     for rank in range(num_cores):
-        answer = await _explain(request_id, trace_path(path, rank), remedies=remedies)
+        answer = await _explain(ids, trace_path(path, rank), remedies=remedies)
         if answer.status_code != 404:
             break
     return answer
 
 
-async def _explain(request_id: str, path: str, *, remedies: bool) -> Response:
+async def _explain(ids: Sequence[str], path: str, *, remedies: bool) -> Response:
     command = ["cache", "explain", f"--trace={path}", "--json"]
     if not remedies:
         command.append("--no-remedies")
@@ -90,7 +107,7 @@ async def _explain(request_id: str, path: str, *, remedies: bool) -> Response:
         # In a process of its own: a replay would hold up the server's event loop, and reads
         # variables that may not be changed here.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "vllm", *command, "--", request_id),
+            *(sys.executable, "-m", "vllm", *command, "--", *ids),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -16,6 +16,7 @@ import msgspec
 
 from vllm.entrypoints.openai.diagnosis.fingerprint import (
     Fingerprint,
+    count_common,
     count_shared,
     count_system,
 )
@@ -34,6 +35,7 @@ EFFORT = "reasoning_effort"
 TEMPLATE = "chat_template_kwargs"
 # The requests are equal, but their chat format has written another prompt.
 CHAT_FORMAT = "chat_format"
+OWNER = "owner"
 
 # No part of a prompt: what only these differ in has equal tokens.
 _NOT_IN_PROMPTS = (TEXT_FORMAT,)
@@ -78,6 +80,24 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptComparison:
+    """Two requests that were answered.
+
+    Attributes:
+        shared_tokens: That both prompts begin with, to a few tokens for long prompts.
+        earlier_tokens: Of the earlier prompt.
+        prompt_tokens: Of the other one.
+        differs: What differs: the components above, messages by their places behind the system
+            part, or "owner": another tenant's or salt's, who share nothing.
+    """
+
+    shared_tokens: int
+    earlier_tokens: int
+    prompt_tokens: int
+    differs: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class NewRequest:
     """The request that is compared: its fingerprint, its chat and what encodes it."""
 
@@ -105,6 +125,19 @@ def compare(old: Fingerprint, new: NewRequest) -> Comparison:
         ),
         has_other_key=own.cache_key != old.cache_key,
     )
+
+
+def compare_kept(old: Fingerprint, new: Fingerprint) -> KeptComparison:
+    """Compare two requests of which only fingerprints are left."""
+    if old.owner != new.owner:
+        return KeptComparison(0, old.num_tokens, new.num_tokens, [OWNER])
+    parts = [MODEL] * (old.model != new.model) + [EFFORT] * (old.effort != new.effort)
+    parts += [TEMPLATE] * (old.template != new.template)
+    parts += [name for name in new.parts if new.parts[name] != old.parts.get(name)]
+    parts += [SYSTEM] * (old.system != new.system)
+    parts += [f"{MESSAGES}[{i}]" for i in _changed_messages(old, new)]
+    num_shared = 0 if old.model != new.model else count_common(old, new)
+    return KeptComparison(num_shared, old.num_tokens, new.num_tokens, parts)
 
 
 def _find_difference(old: Fingerprint, new: NewRequest, num_shared: int) -> Difference | None:

@@ -9,8 +9,10 @@ from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.diagnosis.comparison import (
     MESSAGES,
     Comparison,
+    KeptComparison,
     NewRequest,
     compare,
+    compare_kept,
 )
 from vllm.entrypoints.openai.diagnosis.fingerprint import (
     Fingerprint,
@@ -83,6 +85,11 @@ class Diagnoses:
         """Return a fingerprint for another server process; None: it is not here."""
         found = self._store.find(response_id, owner)
         return None if found is None else msgspec.msgpack.encode(found)
+
+    def compare_kept(self, earlier_id: str, response_id: str) -> KeptComparison | None:
+        """Compare two requests that were answered; None: this process does not know both."""
+        old, new = self._store.find_any(earlier_id), self._store.find_any(response_id)
+        return None if old is None or new is None else compare_kept(old, new)
 
     async def compare(
         self, response_id: str, asked: AskedChat, context: ServingContext

@@ -171,6 +171,18 @@ def count_shared(old: Fingerprint, token_ids: Sequence[int]) -> int:
     return (int(differs[0]) if len(differs) else len(own)) * old.stride
 
 
+def count_common(one: Fingerprint, other: Fingerprint) -> int:
+    """Return how many tokens two prompts of one owner share, down to the longer stride."""
+    stride = max(one.stride, other.stride)
+    marks = [
+        np.frombuffer(of.marks, np.uint32)[stride // of.stride - 1 :: stride // of.stride]
+        for of in (one, other)
+    ]
+    num = min(map(len, marks))
+    differs = np.flatnonzero(marks[0][:num] != marks[1][:num])
+    return (int(differs[0]) if len(differs) else num) * stride
+
+
 def _find_stride(num_tokens: int) -> int:
     stride = 1
     while num_tokens > _MAX_MARKS * stride:

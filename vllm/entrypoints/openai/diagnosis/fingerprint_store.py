@@ -59,6 +59,11 @@ class FingerprintStore:
         self._by_use.move_to_end(response_id)
         return found
 
+    def find_any(self, response_id: str) -> Fingerprint | None:
+        """Return a request's fingerprint, whoever's it is: for the operator."""
+        self._drop_expired()
+        return self._by_use.get(response_id)
+
     def discard(self, response_id: str) -> None:
         """Forget one, if it is here."""
         dropped = self._by_use.pop(response_id, None)
