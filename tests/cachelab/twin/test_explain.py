@@ -168,7 +168,7 @@ def test_two_requests_of_a_record_are_compared(
         flags = ["--trace", str(script.path), "--no-remedies"]
         assert main(["cache", "explain", name, one, *flags, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)["comparison"]
-        assert told["earlier"] == one.partition("-0-")[0]
+        assert one.startswith(told["earlier"])
         assert told["shared_tokens"] == shared
         assert told["parts_before"] == parts_before
         assert main(["cache", "explain", name, one, *flags]) == 0
