@@ -141,7 +141,7 @@ async def create_chat_completion(
     """
     chat = await _check(body, raw_request, context)
     prompts = [chat.prepared.prompt]
-    stream = make_stream(chat.scope, body, prompts, chat.params, context, chat.field_names)
+    stream = make_stream(chat.scope, chat.body, prompts, chat.params, context, chat.field_names)
     if not body.stream:
         content = await _collect(chat, stream)
         headers = {**chat.scope.headers, **stream.cache_status}
