@@ -12,6 +12,7 @@ from tests.model_executor.models.hf_reference import random_tokens
 from tools.checkpoints.published_spelling import Spelling
 from vllm import LLM, SamplingParams
 from vllm.exceptions import CheckpointError, ConfigError, UserInputError
+from vllm.model_executor.models.deepseek_v41.block import DeepseekV41Block
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +87,32 @@ def test_answers_and_hits(
         # The last token of an answer was never computed.
         assert hit == (150 + 8 - 1) // unit * unit
         assert_greedy(reference, turn, answer)
+
+
+def test_without_a_prefix_cache_the_decoder_is_lazy(
+    checkpoint: tuple[Path, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers above the cut compute a prompt's end alone, and the answers are the same."""
+    folder, reference = checkpoint
+    counts: list[int] = []
+    forward = DeepseekV41Block.forward
+
+    def count_rows(block: DeepseekV41Block, streams: torch.Tensor, *others: Any) -> Any:
+        counts.append(len(streams))
+        return forward(block, streams, *others)
+
+    monkeypatch.setattr(DeepseekV41Block, "forward", count_rows)
+    prompts = [tokens(150, 5), tokens(40, 6)]
+    settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 64}
+    with open_llm(folder, **settings) as llm:
+        for prompt, (answer, _) in zip(prompts, ask(llm, *prompts), strict=True):
+            assert_greedy(reference, prompt, answer)
+        assert len(set(counts)) > 4, "some layers leave rows out"
+        counts.clear()
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        llm.generate([{"prompt_token_ids": prompts[0]}], params, use_tqdm=False)
+        # Then the output of every row is read.
+        assert counts == [64] * 20 + [22] * 10
 
 
 def test_drafts_cost_nothing(checkpoint: tuple[Path, Reference]) -> None:

@@ -73,6 +73,7 @@ class Request:
     write_from: tuple[int, ...] = ()
     read_from: int = 0
     wanted_from: int = 0
+    output_from: int = 0
     keeps_states: bool = False
 
     @property
@@ -221,6 +222,7 @@ class PagedHarness:
             sequence.wanted_from,
             # More of them than turn out wrong, where there are so many tokens.
             min(count - 1, num_rejected + count % 3) if num_rejected else 0,
+            sequence.output_from,
             self._find_previous(sequence),
         )
 

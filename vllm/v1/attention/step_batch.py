@@ -99,6 +99,7 @@ class StepBatch:
                     int(starts[request]),
                     int(counts[request]),
                     _count_unwanted(kept[request]),
+                    kept[request].output_from,
                 )
                 for request in chunk_requests
             ),

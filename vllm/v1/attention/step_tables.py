@@ -54,6 +54,9 @@ class RequestSlice:
             undefined.
         num_drafts: Of the last tokens so many are guesses: what is stored in the place of another
             token's must not depend on them until they are settled.
+        output_from: The first position whose output anybody reads, in this step or a later one; a
+            model may leave out what no such position depends on, and then stores nothing for it.
+            0: all of it may be read.
         previous_ids: Ids of as many tokens before ``start`` as the model reads, the last one last;
             -1 where there is none. None: it reads none.
     """
@@ -65,6 +68,7 @@ class RequestSlice:
     read_from: int = 0
     wanted_from: int = 0
     num_drafts: int = 0
+    output_from: int = 0
     previous_ids: Sequence[int] | None = None
 
 
@@ -178,12 +182,14 @@ class Chunk:
         start: Its first position.
         num_tokens: Its tokens in this step.
         num_unwanted: How many of its first rows nobody reads the streams of.
+        output_from: See ``RequestSlice``.
     """
 
     rows: slice
     start: int
     num_tokens: int
     num_unwanted: int = 0
+    output_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

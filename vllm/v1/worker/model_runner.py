@@ -64,6 +64,8 @@ class RunnerLimits:
         vocab_size: V.
         seed: Of requests without their own.
         num_previous_tokens: How many tokens before a step's own the model reads the ids of.
+        keeps_all: Whether what a step stores is read by others than its own request's later steps:
+            a prefix cache, or another engine.
     """
 
     num_groups: int
@@ -72,6 +74,7 @@ class RunnerLimits:
     vocab_size: int
     seed: int = 0
     num_previous_tokens: int = 0
+    keeps_all: bool = True
 
 
 class ModelRunner:
@@ -103,6 +106,7 @@ class ModelRunner:
             limits.max_model_len,
             reads_all=proposer is not None and proposer.reads_all_rows,
             num_previous=limits.num_previous_tokens,
+            keeps_all=limits.keeps_all,
         )
         self._sampled: list[RowSampling] = []
         self._sampling_metadata: SamplingMetadata | None = None

@@ -73,6 +73,7 @@ class StepInputBuilder:
         reads_all: Whether the streams of all rows are read; else those of sampled rows, and all of
             requests that want log probabilities of their prompt.
         num_previous: How many tokens before a step's own the model reads the ids of.
+        keeps_all: Whether what a step stores is read by others than its own request's later steps.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class StepInputBuilder:
         *,
         reads_all: bool = True,
         num_previous: int = 0,
+        keeps_all: bool = True,
     ) -> None:
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._sampled_rows = np.zeros(max_num_tokens, dtype=np.int64)
         self._reads_all = reads_all
         self._num_previous = num_previous
+        self._keeps_all = keeps_all
         self._counting = np.arange(max(max_num_tokens, max_model_len), dtype=np.int64)
 
     def build(
@@ -160,6 +163,7 @@ class StepInputBuilder:
                     bounds.read_from,
                     wanted,
                     len(guessed),
+                    0 if self._keeps_all or reads_all else state.num_tokens - 1,
                     self._find_previous(state, start) if self._num_previous else None,
                 )
             )

@@ -347,6 +347,8 @@ class Worker:
                 vocab_size=self._model_spec.vocab_size,
                 seed=self._config.model_config.seed,
                 num_previous_tokens=self._model.num_previous_tokens,
+                keeps_all=self._config.cache_config.enable_prefix_caching
+                or self._config.kv_transfer_config is not None,
             ),
             make_connector_steps(self._config, kv_cache_config, pool.layers, self._place.rank),
             make_proposer(

@@ -12,6 +12,7 @@ from tests.model_executor.models.deepseek_v41.reference import Reference, State
 from tests.model_executor.models.deepseek_v41.tiny import FOLDED, random_weights, tiny_v41
 from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import random_tokens
+from vllm.model_executor.models.deepseek_v41.block import DeepseekV41Block
 from vllm.model_executor.models.deepseek_v41.config import DeepseekV41Config
 from vllm.model_executor.models.deepseek_v41.kv_cache import deepseek_v41_kv_cache_specs
 from vllm.model_executor.models.deepseek_v41.model import DeepseekV41ForCausalLM
@@ -117,3 +118,37 @@ def test_an_image_token_ends_ngrams(both: tuple[DeepseekV41ForCausalLM, Referenc
     expected = run_reference(reference, ids, [40])
     logits = make_harness(model).run(ids, [11, 1, 28])
     torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "chunks", [[100], [33, 33, 34], [64, 35, 1], [9] * 11 + [1], [40, 5, 30, 8, 17]], ids=str
+)
+def test_the_decoder_leaves_out_what_no_output_depends_on(
+    both: tuple[DeepseekV41ForCausalLM, Reference], chunks: list[int], monkeypatch: Any
+) -> None:
+    model, reference = both
+    ids = random_tokens(120, 6)
+    counts: list[int] = []
+    forward = DeepseekV41Block.forward
+
+    def count_rows(block: DeepseekV41Block, streams: torch.Tensor, *others: Any) -> Any:
+        counts.append(len(streams))
+        return forward(block, streams, *others)
+
+    monkeypatch.setattr(DeepseekV41Block, "forward", count_rows)
+    expected = run_reference(reference, ids, [120])
+    harness = make_harness(model)
+    alone, other = harness.add(ids), harness.add(random_tokens(120, 7))
+    alone.output_from = 99
+    logits = torch.empty(0)
+    for index, count in enumerate(chunks):
+        # In company of a request all of whose rows are read, every other step.
+        work = [(alone, count)] + ([(other, 12)] if index % 2 else [])
+        logits = harness.step(work)[0]
+    torch.testing.assert_close(logits[-1], expected[99], atol=TOLERANCE, rtol=0)
+    if chunks == [100]:
+        # Behind layer 5 each layer computes seven rows less than the one before it.
+        assert counts == [100] * 5 + [36, 29, 22, 15, 8]
+    alone.output_from = 0
+    logits = torch.cat([harness.step([(alone, count)])[0] for count in (1, 1, 18)])
+    torch.testing.assert_close(logits, expected[100:], atol=TOLERANCE, rtol=0)

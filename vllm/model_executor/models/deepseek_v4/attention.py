@@ -95,8 +95,16 @@ class DeepseekV4Attention(nn.Module):
         self._window = PageReader(names.window, parts)
         self._attend = parts.ops("attend")
 
+    def store_entries(self, x: torch.Tensor, step: Step) -> None:
+        """Writes the entries that a step completes from its normed input [T, D], nothing else."""
+        _, _, *entry_inputs = self.in_proj(x).split(self._input_sizes, -1)
+        self.entries.make(entry_inputs, step)
+
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Maps the normed input [T, D] to the output [T, D]; writes the layer's caches."""
+        """Maps the normed input [T, D] to the output [T, D]; writes the layer's caches.
+
+        Of a step with some rows alone it takes and gives those; the others' windows hold zeros.
+        """
         num_tokens = x.shape[0]
         turns = step.compress_turns if self._has_compressor else step.main_turns
         q_latent, kv, *entry_inputs = self.in_proj(x).split(self._input_sizes, -1)
@@ -109,12 +117,19 @@ class DeepseekV4Attention(nn.Module):
         queries = self._rotate_(queries, turns.heads)
         kv = self._rotate_(self._rms_norm(kv, self.kv_norm, self._eps), turns.rows)
         # Every write of the layer comes before any read from its pages.
-        kv = self._store_window(kv, step)
+        kv = self._store_window(step.spread(kv), step)
         index_queries = self.entries.store(q_latent, entry_inputs, turns, step)
-        output = self._attend_all(queries, kv, index_queries, step)
+        output = self._attend_all(step.spread(queries), kv, index_queries, step)
+        if step.kept is not None:
+            output = output[step.kept]
         self._rotate_(output, turns.inverse_heads)
         attended: torch.Tensor = self.wo_b(self.wo_a(output.flatten(1)))
         return attended
+
+    def blank_window(self, step: Step) -> None:
+        """Writes zeros for the window rows of all rows of a step: none is read but masked."""
+        shape = (step.meta.num_tokens, self._head_dim)
+        self._store_window(torch.zeros(shape, dtype=self._zero_key.dtype), step)
 
     def _store_window(self, kv: torch.Tensor, step: Step) -> torch.Tensor:
         """Writes window rows; returns them as a later step will read them."""
@@ -197,7 +212,10 @@ class DeepseekV4Attention(nn.Module):
         chunk = self.entries.read_chunk(index, index_queries, step)
         prior = self._window.find_group(step.meta.windows, step).chunk_reads[index]
         local_keys = torch.cat([self._window.read(prior, step), kv])
+        first = step.first_queries[index] if step.first_queries else 0
         for tile in plan.chunk_tiles[index]:
+            if tile.queries.stop <= first:
+                continue
             picked = self.entries.pick_for_tile(chunk, tile)
             tile_queries, window_keys = queries[tile.queries], local_keys[tile.window_keys]
             if picked.chosen is not None:

@@ -40,6 +40,10 @@ class NoEntries(nn.Module):
     in_names: tuple[str, ...] = ()
     input_sizes: tuple[int, ...] = ()
 
+    def make(self, inputs: list[torch.Tensor], step: Step) -> None:
+        """Does nothing."""
+        del inputs, step
+
     def store(
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
     ) -> IndexQueries | None:
@@ -117,8 +121,12 @@ class AllEntries(StoredEntries):
     ) -> IndexQueries | None:
         """See ``EntrySource``."""
         del q_latent, turns
-        self.compressor(inputs[0], step)
+        self.make(inputs, step)
         return None
+
+    def make(self, inputs: list[torch.Tensor], step: Step) -> None:
+        """See ``EntrySource``."""
+        self.compressor(inputs[0], step)
 
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
         """See ``EntrySource``."""
@@ -347,8 +355,7 @@ class ChosenEntries(EntryChooser):
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
     ) -> IndexQueries | None:
         """See ``EntrySource``."""
-        self.all_entries.store(q_latent, inputs[:1], turns, step)
-        self.index_compressor(inputs[1], step)
+        self.make(inputs, step)
         if not self._must_choose(step):
             return None
         queries = self.wq_b(q_latent).view(-1, self._num_heads, self._width)
@@ -356,6 +363,11 @@ class ChosenEntries(EntryChooser):
             self._rotate_(queries, turns.heads),
             inputs[2] * (self._num_heads * self._width) ** -0.5,
         )
+
+    def make(self, inputs: list[torch.Tensor], step: Step) -> None:
+        """See ``EntrySource``."""
+        self.all_entries.make(inputs[:1], step)
+        self.index_compressor(inputs[1], step)
 
     def choose_for_decodes(
         self,

@@ -83,10 +83,15 @@ class EntrySource(Protocol):
     input_sizes: tuple[int, ...]
     """Widths of what ``store`` takes of their products, of which two may be one."""
 
+    def make(self, inputs: list[torch.Tensor], step: Step) -> None:
+        """Writes the entries that a step completes, of all its rows; without any does nothing."""
+
     def store(
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
     ) -> IndexQueries | None:
-        """Writes this step's compressor rows and the entries they complete.
+        """Writes this step's compressor rows and the entries they complete (``make``).
+
+        Of a step with some rows alone, entries were made before.
 
         Args:
             q_latent: Normed query latent [T, q_lora_rank].

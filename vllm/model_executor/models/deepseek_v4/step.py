@@ -1,7 +1,7 @@
 """What the layers of one forward pass share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -33,6 +33,9 @@ class Step:
         compress_turns: Rotary turns of layers with a compressor.
         entry_turns: State group id -> turns of the entries this step completes.
         selections: What indexers chose, for the layers that share it.
+        kept: int64 [N]: the flat rows that layers compute, ascending; what they take and give has
+            these rows, and turns are theirs. None: all rows.
+        first_queries: By chunk, how many of its first rows are not among them; empty: none.
     """
 
     token_ids: torch.Tensor
@@ -42,6 +45,28 @@ class Step:
     compress_turns: Turns
     entry_turns: Mapping[int, Turns]
     selections: Selections = field(default_factory=Selections)
+    kept: torch.Tensor | None = None
+    first_queries: tuple[int, ...] = ()
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns values of the kept rows among zeros for the others: [N, ...] to [T, ...]."""
+        if self.kept is None:
+            return values
+        shape = (self.meta.num_tokens, *values.shape[1:])
+        spread: torch.Tensor = values.new_zeros(shape)
+        spread[self.kept] = values
+        return spread
+
+    def narrow(self, kept: torch.Tensor, first_queries: tuple[int, ...]) -> "Step":
+        """Returns a whole step with some rows alone; their chunks' tables stay as they are."""
+        return replace(
+            self,
+            token_ids=self.token_ids[kept],
+            main_turns=_pick(self.main_turns, kept),
+            compress_turns=_pick(self.compress_turns, kept),
+            kept=kept,
+            first_queries=first_queries,
+        )
 
 
 class StepFactory(nn.Module):
@@ -74,6 +99,10 @@ class StepFactory(nn.Module):
                 if state.num_completed
             },
         )
+
+
+def _pick(turns: Turns, rows: torch.Tensor) -> Turns:
+    return Turns(turns.rows[rows], turns.heads[rows], turns.inverse_heads[rows])
 
 
 def _frequencies(rope: RopeConfig, dim: int, device: torch.device) -> torch.Tensor:

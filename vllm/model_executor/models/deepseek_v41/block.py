@@ -62,6 +62,15 @@ class DeepseekV41Block(nn.Module):
         x = self._rms_norm(self.ffn_hc.collapse(streams, own), self.ffn_norm, self._eps)
         return self.ffn_hc.write(self.ffn(x, step), streams, post, mix), last
 
+    def store_entries(self, streams: torch.Tensor, weights: torch.Tensor, step: Step) -> None:
+        """Writes the entries of a layer that makes some, and leaves the rest of it."""
+        x = self._rms_norm(self.attn_hc.collapse(streams, weights), self.attn_norm, self._eps)
+        self.attn.store_entries(x, step)
+
+    def blank_window(self, step: Step) -> None:
+        """Writes zeros where the layer's window rows of a step would be, of which none is read."""
+        self.attn.blank_window(step)
+
     def weight_slots(self) -> dict[str, torch.Tensor]:
         """Returns published tensor name -> destination."""
         prefix = self._prefix

@@ -156,15 +156,19 @@ class SharedEntries(EntryChooser):
         self, q_latent: torch.Tensor, inputs: list[torch.Tensor], turns: Turns, step: Step
     ) -> IndexQueries | None:
         """See ``EntrySource``."""
-        if self.maker is not None:
-            self.maker(inputs[0], step)
+        if step.kept is None:
+            self.make(inputs, step)
         if self.wq_b is None or not self._must_choose(step):
             return None
         queries = self.wq_b(q_latent).view(-1, self._num_heads, self._width)
-        return IndexQueries(
-            self._rotate_(queries, turns.heads),
-            inputs[-1] * (self._num_heads * self._width) ** -0.5,
-        )
+        weights = inputs[-1] * (self._num_heads * self._width) ** -0.5
+        queries = self._rotate_(queries, turns.heads)
+        return IndexQueries(step.spread(queries), step.spread(weights))
+
+    def make(self, inputs: list[torch.Tensor], step: Step) -> None:
+        """See ``EntrySource``."""
+        if self.maker is not None:
+            self.maker(inputs[0], step)
 
     def choose_for_decodes(
         self,

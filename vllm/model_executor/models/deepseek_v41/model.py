@@ -10,9 +10,11 @@ from torch import nn
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.models.causal_lm import PartsOf
 from vllm.model_executor.models.deepseek_v4.latent_model import LatentModel
+from vllm.model_executor.models.deepseek_v4.step import Step
 from vllm.model_executor.models.deepseek_v41.block import DeepseekV41Block
 from vllm.model_executor.models.deepseek_v41.config import DeepseekV41Config
 from vllm.model_executor.models.deepseek_v41.engram import Engram
+from vllm.model_executor.models.deepseek_v41.lazy_rows import LazyRows
 from vllm.model_executor.models.deepseek_v41.ngram_plan import NgramPlan
 from vllm.model_executor.models.deepseek_v41.ngram_rows import NgramRows
 from vllm.model_executor.models.deepseek_v41.ngram_table import NgramTable, PendingRows
@@ -97,25 +99,44 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """Returns the collapsed streams [T, D] after the last layer, before the last norm."""
+        """Returns the collapsed streams [T, D] after the last layer, before the last norm.
+
+        Rows that nobody reads are zeros where they were left out; see ``lazy_rows``.
+        """
         embedded: torch.Tensor = self.embed(token_ids)
         if not meta.num_tokens:
             return embedded
         # Which rows are read follows from the ids alone: the disk is asked before layers run.
         pending = self._begin_reads(token_ids, meta)
-        is_image = None if self._ngram_rows is None else self._ngram_rows.find_images(token_ids)
-        step = self.frequencies(token_ids, positions, meta, kv_caches)
+        images = None if self._ngram_rows is None else self._ngram_rows.find_images(token_ids)
+        step: Step = self.frequencies(token_ids, positions, meta, kv_caches)
         num_streams = self.config.hc_mult
         streams = embedded.unsqueeze(1).expand(-1, num_streams, -1)
         weights = torch.zeros(len(token_ids), num_streams, dtype=torch.float32)
         weights[:, 0] = 1.0
+        lazy = LazyRows(meta, len(self.layers), self.config.sliding_window)
+        whole, cut = step, self.config.cut
         for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DeepseekV41Block)
             if index in pending:
-                rows = self.tables[index].finish(pending[index])
-                streams = self.engrams[str(index)](streams, rows, is_image)
-            streams, weights = layer(streams, weights, step)
+                rows = self.tables[index].finish(pending[index]).view(meta.num_tokens, -1)
+                own_images = images
+                if step.kept is not None:
+                    rows = rows[step.kept]
+                    own_images = None if images is None else images[step.kept]
+                streams = self.engrams[str(index)](streams, rows, own_images)
+            if 0 <= cut <= index and any(dropped := lazy.count_dropped(index)):
+                if index == cut:
+                    layer.store_entries(streams, weights, step)
+                step, streams, weights = _narrow(
+                    step, whole.narrow(lazy.find_rows(dropped), dropped), streams, weights
+                )
+            if len(streams):
+                streams, weights = layer(streams, weights, step)
+            else:
+                layer.blank_window(whole)
         collapsed: torch.Tensor = self._collapse(streams, weights)
-        return collapsed
+        return step.spread(collapsed)
 
     def _begin_reads(self, token_ids: torch.Tensor, meta: StepMetadata) -> dict[int, PendingRows]:
         if not self.tables:
@@ -163,3 +184,15 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
         """Prefixes of checkpoint tensors that have no slot on purpose: the drafter, and images."""
         biases = (f"layers.{index}.ffn.gate.bias_vl" for index in range(len(self.layers)))
         return ("mtp.", "vision.", "aligner.", "image_", *biases, *self._ignored_head)
+
+
+def _narrow(
+    before: Step, step: Step, streams: torch.Tensor, weights: torch.Tensor
+) -> tuple[Step, torch.Tensor, torch.Tensor]:
+    """Returns a step of fewer rows, and what the layers before gave of these."""
+    assert step.kept is not None
+    places = step.kept
+    if before.kept is not None:
+        # Both ascend: where each row stands among those that there were.
+        places = torch.searchsorted(before.kept, step.kept)
+    return step, streams[places], weights[places]
