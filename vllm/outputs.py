@@ -57,6 +57,28 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class EmbeddingOutput:
+    """A text's vector."""
+
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """A request for a vector that is done.
+
+    Attributes:
+        num_cached_tokens: Tokens of the text that were read from the prefix cache.
+    """
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """A request's state, as far as it is known.
 

@@ -10,11 +10,13 @@ from typing import Any, Self, cast
 import msgspec
 
 from vllm.entrypoints.foreign_arguments import take_engine_arguments
+from vllm.entrypoints.pooling.find_plan import find_plan
+from vllm.entrypoints.pooling.vectors import read_rows
 from vllm.entrypoints.progress import PromptProgress, UseTqdm
-from vllm.exceptions import UserInputError
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.inputs import PromptType, TokensPrompt
 from vllm.logger import setup_logging
-from vllm.outputs import RequestOutput
+from vllm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, Tokenizer, make_chat_encoder
 from vllm.tokenizers.chat_tokenizer import ChatTokenizer
@@ -117,15 +119,21 @@ class LLM:
                 f"priority has {len(priority)} values for {len(items)} prompts: give one each.",
                 "priority",
             )
+        options = [RequestOptions(priority=value) for value in priority or [0] * len(items)]
+        return self._answer(items, params, options, use_tqdm)
+
+    def _answer(
+        self,
+        items: Sequence[PromptType],
+        params: Sequence[SamplingParams],
+        options: Sequence[RequestOptions],
+        use_tqdm: UseTqdm,
+    ) -> list[RequestOutput]:
+        """Return an output for each prompt, in order."""
         ids = [str(next(self._request_ids)) for _ in items]
         submissions = [
-            Submission(
-                request_id,
-                prompt,
-                params[i],
-                options=RequestOptions(priority=priority[i] if priority else 0),
-            )
-            for i, (request_id, prompt) in enumerate(zip(ids, items, strict=True))
+            Submission(request_id, prompt, own, options=told)
+            for request_id, prompt, own, told in zip(ids, items, params, options, strict=True)
         ]
         try:
             for at in range(0, len(submissions), _MAX_TOGETHER):
@@ -176,6 +184,54 @@ class LLM:
             encoded = encoder.encode_chat(chat, options)
             prompts.append(TokensPrompt(prompt_token_ids=encoded.token_ids, prompt=encoded.text))
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        use_tqdm: UseTqdm = True,
+        *,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return a vector for each text, as the checkpoint's own files say (docs/embeddings.md).
+
+        Args:
+            prompts: One text or several: texts, lists of token ids, TextPrompt, TokensPrompt.
+            use_tqdm: As of ``generate``.
+            prompt_name: Of the checkpoint's prompts, which to put in front of texts; None: its
+                default.
+
+        Raises:
+            UserInputError: A text is wrong; then none is computed.
+        """
+        model = self.llm_engine.vllm_config.model_config
+        plan = find_plan(model, self._require_tokenizer())
+        before = plan.find_prompt(prompt_name, None, "prompt_name")
+        given = [
+            f"{before}{item}" if before and isinstance(item, str) else item
+            for item in _as_prompts(prompts)
+        ]
+        if plan.renders or (before and plan.leaves_prompts_out):
+            raise UnsupportedFeatureError(
+                "This checkpoint's texts are messages of chats, or its prompts are left out: only "
+                "a server makes such vectors (/v1/embeddings)."
+            )
+        params = _final_only(SamplingParams(max_tokens=1))
+        options = RequestOptions(pooling=plan.params, is_spare=True)
+        count = len(given)
+        outputs = self._answer(given, [params] * count, [options] * count, use_tqdm)
+        made: list[EmbeddingRequestOutput] = []
+        for output in outputs:
+            assert output.pooled is not None, "it asked for one"
+            vector = plan.cut(plan.make_vector(read_rows(output.pooled), 0), None)
+            made.append(
+                EmbeddingRequestOutput(
+                    output.request_id,
+                    EmbeddingOutput(vector.tolist()),
+                    list(output.prompt_token_ids or ()),
+                    output.num_cached_tokens or 0,
+                )
+            )
+        return made
 
     def _find_encoder(self, chat_template: str | None) -> ChatEncoder:
         """Return what encodes chats by a template; making it tries the template out."""

@@ -144,9 +144,7 @@ async def create_embed(
     given = _read_cohere_texts(body)
     prompt = _find_cohere_prompt(body.input_type, context)
     cut = _find_cohere_cut(body, call)
-    texts = await tokenize_inputs(
-        split_inputs(given, "texts"), prompt, cut, context, lowers=plan.lowers, name="texts"
-    )
+    texts = await tokenize_inputs(split_inputs(given, "texts"), prompt, cut, context, name="texts")
     vectors = await make_vectors(call, texts, body.output_dimension)
     made = {kind: [_COHERE_TYPES[kind](vector) for vector in vectors] for kind in types}
     meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": call.num_tokens}}
@@ -185,7 +183,6 @@ async def _tokenize(
         cut,
         context,
         adds_special_tokens=body.add_special_tokens is not False,
-        lowers=plan.lowers,
     )
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.entrypoints.openai.context import ServingContext
+from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
 from vllm.entrypoints.openai.prompts import encode_texts
 from vllm.entrypoints.openai.sampling import check_token_id
 from vllm.exceptions import TextLengthError, UserInputError
-from vllm.tokenizers import Tokenizer
+from vllm.tokenizers import ChatOptions, Tokenizer
 
 MAX_INPUTS = 2048
 """OpenAI's own limit, which its clients keep to."""
@@ -127,7 +128,6 @@ async def tokenize_inputs(
     context: ServingContext,
     *,
     adds_special_tokens: bool = True,
-    lowers: bool = False,
     name: str = "input",
 ) -> list[TokenizedText]:
     """Return the tokens of a field's entries.
@@ -138,7 +138,6 @@ async def tokenize_inputs(
         cut: What becomes of long ones.
         context: The server's.
         adds_special_tokens: Whether to put around texts what the checkpoint does.
-        lowers: Whether texts are lowercased.
         name: The field.
 
     Raises:
@@ -151,13 +150,17 @@ async def tokenize_inputs(
         for text in texts:
             if (least := tokenizer.min_tokens(text)) > cut.limit:
                 raise TextLengthError(least, cut.limit, is_bound=True)
-    texts = [(prompt or "") + text for text in texts]
-    texts = [text.lower() for text in texts] if lowers else texts
-    encoded = iter(await encode_texts(tokenizer, texts, adds_special_tokens, context.workers))
-    affixes = _count_affixes(tokenizer) if adds_special_tokens else (0, 0)
-    num_prompt = 0
-    if prompt:
-        num_prompt = len(tokenizer.encode(prompt, adds_special_tokens)) - affixes[1]
+    if context.vectors.lowers:
+        prompt, texts = prompt and prompt.lower(), [text.lower() for text in texts]
+    affixes, num_prompt = (0, 0), 0
+    if context.vectors.renders:
+        encoded = iter([await _render(text, prompt, context) for text in texts])
+    else:
+        texts = [(prompt or "") + text for text in texts]
+        encoded = iter(await encode_texts(tokenizer, texts, adds_special_tokens, context.workers))
+        affixes = _count_affixes(tokenizer) if adds_special_tokens else affixes
+        if prompt:
+            num_prompt = len(tokenizer.encode(prompt, adds_special_tokens)) - affixes[1]
     tokenized: list[TokenizedText] = []
     for item in items:
         if isinstance(item, str):
@@ -171,6 +174,14 @@ async def tokenize_inputs(
             check_token_id(worst, vocab_size, name)
         tokenized.append(TokenizedText(cut.apply(item)))
     return tokenized
+
+
+async def _render(text: str, prompt: str | None, context: ServingContext) -> list[int]:
+    """Return the tokens of a text as a user's message, as it stands: nothing opens an answer."""
+    messages = [{"role": "system", "content": prompt}] if prompt else []
+    messages.append({"role": "user", "content": text})
+    task = ChatTask(messages, ChatOptions(add_generation_prompt=False))
+    return (await prepare_chat(task, context)).prompt.token_ids
 
 
 def _count_affixes(tokenizer: Tokenizer) -> tuple[int, int]:

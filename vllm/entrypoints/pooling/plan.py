@@ -53,6 +53,7 @@ class VectorPlan:
         default_prompt: The name of the one for texts of which nothing else is said.
         leaves_prompts_out: Whether a prompt's tokens take no part in a mean.
         lowers: Whether texts are lowercased.
+        renders: Whether a text is a user's message of a chat, and its prompt the system's.
         similarity: How two vectors are compared.
         default_size: Numbers of a vector where a request does not say; None: all.
         is_trained: Whether the checkpoint was made for vectors.
@@ -68,6 +69,7 @@ class VectorPlan:
     default_prompt: str | None = None
     leaves_prompts_out: bool = False
     lowers: bool = False
+    renders: bool = False
     similarity: str = "cosine"
     default_size: int | None = None
     is_trained: bool = False

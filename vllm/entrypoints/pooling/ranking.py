@@ -34,7 +34,7 @@ _SIDES = (
 )
 # What checkpoints call the prompts of the two sides.
 _QUERY_PROMPTS = ("query", "search_query")
-_DOCUMENT_PROMPTS = ("document", "passage", "search_document")
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus", "search_document")
 
 
 async def create_rerank(
@@ -130,9 +130,7 @@ async def _compare(call: PooledCall, pairs: Sequence[Pair], cut: Cut) -> list[fl
     texts: list[TokenizedText] = []
     for side, names in ((queries, _QUERY_PROMPTS), (documents, _DOCUMENT_PROMPTS)):
         prompt = next((plan.prompts[name] for name in names if name in plan.prompts), None)
-        texts += await tokenize_inputs(
-            side, prompt, cut, call.context, lowers=plan.lowers, name="documents"
-        )
+        texts += await tokenize_inputs(side, prompt, cut, call.context, name="documents")
     vectors = await make_vectors(call, texts)
     of_query = dict(zip(queries, vectors, strict=False))
     of_document = dict(zip(documents, vectors[len(queries) :], strict=True))

@@ -30,6 +30,8 @@ _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
 # What layers take and give where nothing else is said.
 _VECTOR = "sentence_embedding"
+# Among the kinds of inputs of a checkpoint: its texts are rendered as chats.
+_MESSAGE = "message"
 # How the first spelling names what the second lists, in the order in which several are joined.
 _OLD_NAMES = {
     "pooling_mode_cls_token": "cls",
@@ -166,10 +168,17 @@ def _with_settings(
     cut = _read_count(settings, "truncate_dim", name)
     if cut is not None and cut > plan.size:
         raise ConfigError(f"{name}: truncate_dim={cut} is above the {plan.size} numbers there are.")
+    renders = _MESSAGE in (limits.get("modality_config") or {}) and scores is None
+    if renders and plan.leaves_prompts_out:
+        raise UnsupportedModelError(
+            f"{folder}: texts are messages of chats (modality_config), and prompts are left out "
+            "(include_prompt): the two together are not supported."
+        )
     return VectorPlan(
         size=plan.size,
         poolings=plan.poolings,
         layers=plan.layers,
+        renders=renders,
         max_tokens=_read_count(limits, "max_seq_length", folder / "sentence_bert_config.json"),
         prompts=dict(prompts),
         default_prompt=default,

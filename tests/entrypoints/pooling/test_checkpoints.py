@@ -1,0 +1,182 @@
+"""Folders as sentence-transformers writes them, against transformers' classes and its pooling."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
+
+from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
+from tests.model_executor.models.decoder.reference import mistral, qwen3
+from tests.model_executor.models.hf_reference import random_tokens
+from tests.tokenizers.family_tokenizers import byte_level
+from vllm import LLM
+from vllm.exceptions import UnsupportedModelError, UserInputError
+from vllm.model_executor.model_loader.vector_checkpoints import read_vector_checkpoint
+from vllm.tokenizers import Tokenizer
+
+LENGTHS = (1, 2, 31, 33, 150, 300)
+QUERY = "Instruct: find it\nQuery: "
+_TYPES = "sentence_transformers.base.modules."
+
+
+def write_modules(folder: Path, modules: list[tuple[str, dict[str, Any]]]) -> None:
+    """Write modules.json and a folder for each module behind the first."""
+    listed = [{"idx": 0, "name": "0", "path": "", "type": f"{_TYPES}transformer.Transformer"}]
+    for number, (kind, config) in enumerate(modules, start=1):
+        path = f"{number}_{kind}"
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(config))
+        entry = {"idx": number, "name": str(number), "path": path, "type": f"{_TYPES}x.{kind}"}
+        listed.append(entry)
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def write_settings(folder: Path, **settings: Any) -> None:
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps(settings))
+
+
+def strip_body(folder: Path, name: str) -> None:
+    """Leave the body alone, as it is saved without the model around it."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    bare = {k.removeprefix("model."): v for k, v in tensors.items() if k != "lm_head.weight"}
+    save_file(bare, file)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = [name]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def append_end(folder: Path) -> None:
+    """Let the tokenizer put an end token behind a text, as Qwen3-Embedding's does."""
+    backend = Tokenizer.from_folder(folder).backend
+    end = "<|im_end|>"
+    pair = [(end, backend.token_to_id(end))]
+    backend.post_processor = TemplateProcessing(single=f"$A {end}", special_tokens=pair)
+    (folder / "tokenizer.json").write_text(backend.to_str())
+
+
+def unit(vector: torch.Tensor) -> torch.Tensor:
+    return vector / vector.norm()
+
+
+def rows_of(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        rows: torch.Tensor = model.model(torch.tensor([ids])).last_hidden_state[0]
+    return rows
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Start engines in this process."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    engines: list[LLM] = []
+
+    def make(folder: Path, **settings: Any) -> LLM:
+        sizes = {"max_model_len": 512, "kv_cache_memory_bytes": 16 << 20, "block_size": 32}
+        engines.append(LLM(folder, use_tqdm_on_load=False, **{**sizes, **settings}))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_last_tokens_of_a_body(family: str, start: Any, tmp_path: Path) -> None:
+    """As Qwen3-Embedding and e5-mistral are published: no prefix, no head, an end appended."""
+    make = qwen3 if family == "qwen3" else mistral
+    model = write_model(make(vocab_size=VOCAB_SIZE), tmp_path, byte_level())
+    strip_body(tmp_path, type(model.model).__name__)
+    append_end(tmp_path)
+    write_modules(tmp_path, [("Pooling", {"pooling_mode": "lasttoken"}), ("Normalize", {})])
+    write_settings(tmp_path, prompts={"query": QUERY})
+    llm = start(tmp_path)
+    prompts = [random_tokens(length, length, VOCAB_SIZE) for length in LENGTHS]
+    outputs = llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
+    for ids, output in zip(prompts, outputs, strict=True):
+        expected = unit(rows_of(model, ids)[-1])
+        torch.testing.assert_close(
+            torch.tensor(output.outputs.embedding), expected, atol=1e-5, rtol=0
+        )
+        (alone,) = llm.embed({"prompt_token_ids": ids}, use_tqdm=False)
+        assert alone.outputs == output.outputs
+        assert alone.num_cached_tokens == (len(ids) - 1) // 32 * 32
+    (text,) = llm.embed("Bergen", use_tqdm=False, prompt_name="query")
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    ids = tokenizer.encode(QUERY + "Bergen", add_special_tokens=False)
+    ids.append(tokenizer.special_token_id("<|im_end|>"))
+    assert text.prompt_token_ids == ids
+    with pytest.raises(UserInputError, match="passage"):
+        llm.embed("x", prompt_name="passage", use_tqdm=False)
+
+
+@pytest.mark.slow
+def test_means_through_layers_in_chunks(start: Any, tmp_path: Path) -> None:
+    """In the older spelling, and with steps that are shorter than the texts."""
+    model = write_model(qwen3(vocab_size=VOCAB_SIZE), tmp_path, byte_level())
+    size = model.config.hidden_size
+    old = {"word_embedding_dimension": size, "pooling_mode_mean_tokens": True}
+    dense = {
+        "in_features": size,
+        "out_features": 24,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    write_modules(tmp_path, [("Pooling", old), ("Dense", dense), ("Normalize", {})])
+    layer = torch.nn.Linear(size, 24)
+    tensors = {"linear.weight": layer.weight.data, "linear.bias": layer.bias.data.bfloat16()}
+    layer.bias.data = tensors["linear.bias"].float()
+    save_file(tensors, tmp_path / "2_Dense" / "model.safetensors")
+    llm = start(tmp_path, max_num_batched_tokens=64, max_num_seqs=8)
+    prompts = [random_tokens(length, length, VOCAB_SIZE) for length in LENGTHS]
+    outputs = llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
+    for ids, output in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():
+            expected = unit(torch.tanh(layer(rows_of(model, ids).mean(0))))
+        torch.testing.assert_close(
+            torch.tensor(output.outputs.embedding), expected, atol=1e-5, rtol=0
+        )
+        (alone,) = llm.embed({"prompt_token_ids": ids}, use_tqdm=False)
+        assert alone.outputs == output.outputs
+        assert alone.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"architectures": ["Qwen2ForCausalLM"], "is_causal": False}, "is_causal=false"),
+        ({"architectures": ["LlamaBidirectionalModel"]}, "LlamaBidirectionalModel"),
+        ({"architectures": ["MistralBiModel"]}, "MistralBiModel"),
+        ({"architectures": ["LlamaEncoderModel"]}, "LlamaEncoderModel"),
+        ({"architectures": ["NVEmbedModel"]}, "NVEmbedModel"),
+        ({"architectures": ["Qwen2ForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
+    ],
+)
+def test_classes_trained_both_ways_are_refused(
+    config: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "modules.json").write_text("[]")
+    with pytest.raises(UnsupportedModelError, match=named):
+        read_vector_checkpoint(config, tmp_path)
+
+
+def test_what_a_config_leaves_out_is_filled_in(tmp_path: Path) -> None:
+    causal = {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": False}
+    assert read_vector_checkpoint(causal, tmp_path) == (causal, True)
+    body = {"architectures": ["Gemma3TextModel"]}
+    assert read_vector_checkpoint(body, tmp_path).config["architectures"] == ["Gemma3ForCausalLM"]
+    unknown = {"architectures": ["BertModel"]}
+    assert read_vector_checkpoint(unknown, tmp_path).config == unknown
+    save_file({"embed_tokens.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    own = read_vector_checkpoint({**causal, "architectures": ["Qwen3Model"]}, tmp_path)
+    assert own.config["tie_word_embeddings"] is True
+    assert not own.generates
+    shutil.rmtree(tmp_path)
