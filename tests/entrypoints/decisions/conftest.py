@@ -1,6 +1,7 @@
 """An application over a real engine in this process."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -17,7 +18,16 @@ from vllm.v1.engine.engine_args import AsyncEngineArgs
 
 __all__ = ["serve", "tokenizer"]  # fixtures
 
-Serve = Callable[..., Awaitable[httpx.AsyncClient]]
+
+@dataclass(frozen=True)
+class RealServer:
+    """An application over a real engine."""
+
+    client: httpx.AsyncClient
+    engine: AsyncLLM
+
+
+Serve = Callable[..., Awaitable[RealServer]]
 
 
 @pytest.fixture
@@ -25,27 +35,24 @@ async def serve_model(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     """Serve a model; settings of the server and the engine may be given."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
-    clients: list[httpx.AsyncClient] = []
-    engines: list[AsyncLLM] = []
+    servers: list[RealServer] = []
 
     async def serve(
         model: str, server: dict[str, Any] | None = None, **settings: Any
-    ) -> httpx.AsyncClient:
+    ) -> RealServer:
         args, state = ServerArgs(**(server or {})), ServerState()
         config = AsyncEngineArgs(model=model, **settings).create_vllm_config()
         tenants = config.scheduler_config.tenants
         app = build_app(state, args, CollectorRegistry(), tenants)
         engine = AsyncLLM(config)
-        engines.append(engine)
         app.state.context = start_context(config, args, state, app.state.client_metrics)(engine)
         state.set_ready()
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
-        clients.append(client)
-        return client
+        servers.append(RealServer(client, engine))
+        return servers[-1]
 
     yield serve
-    for client in clients:
-        await client.aclose()
-    for engine in engines:
-        engine.shutdown()
+    for server in servers:
+        await server.client.aclose()
+        server.engine.shutdown()

@@ -1,5 +1,7 @@
 """The shared beginning is computed once and hit by all, to the unit, by every kind of cache."""
 
+import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ async def test_every_question_hits_the_input(
     if family != "deepseek-v4":
         write_checkpoint(family, tmp_path)
         model = str(tmp_path)
-    client = await serve_model(
+    server = await serve_model(
         model,
         block_size=UNIT,
         max_model_len=4096,
@@ -49,12 +51,14 @@ async def test_every_question_hits_the_input(
     )
 
     async def ask(body: dict[str, Any]) -> tuple[dict[str, Any], list[list[int]]]:
-        reply = await client.post("/v1/decisions", json={"return_prompt_token_ids": True, **body})
+        reply = await server.client.post(
+            "/v1/decisions", json={"return_prompt_token_ids": True, **body}
+        )
         assert reply.status_code == 200, reply.text
         told = reply.json()
         return told, [answer["prompt_token_ids"] for answer in told["answers"]]
 
-    for num_words, count in ((40, 9), (333, 2), (700, 6)):
+    for num_words, count in ((40, 9), (500, 4)):
         document = make_input(num_words, seed=num_words * count)
         body = {"input": document, "questions": predicates(count, seed=count)}
         first, prompts = await ask(body)
@@ -72,3 +76,89 @@ async def test_every_question_hits_the_input(
         alone, _ = await ask({**body, "questions": body["questions"][1:2], "cache_salt": "other"})
         assert alone["usage"]["input_tokens_details"]["cached_tokens"] == 0
         assert alone["answers"] == first["answers"][1:2]
+
+
+@pytest.mark.slow
+async def test_more_questions_than_the_pool_has_room_for(serve_model: Serve) -> None:
+    """The tails push each other out, and the input stays: all of them hit it."""
+    server = await serve_model(
+        "deepseek-v4",
+        block_size=UNIT,
+        max_model_len=1024,
+        max_num_batched_tokens=256,
+        kv_cache_memory_bytes=3_500_000,
+    )
+    body = {"input": make_input(250, seed=1), "questions": predicates(90, seed=2)}
+    reply = await server.client.post(
+        "/v1/decisions", json={**body, "return_prompt_token_ids": True}
+    )
+    assert reply.status_code == 200, reply.text
+    told = reply.json()
+    prompts = [answer.pop("prompt_token_ids") for answer in told["answers"]]
+    shared = num_shared(prompts) // UNIT * UNIT
+    assert told["usage"]["input_tokens_details"]["cached_tokens"] == 89 * shared
+    alone = {**body, "questions": body["questions"][47:48], "cache_salt": "alone"}
+    reply = await server.client.post("/v1/decisions", json=alone)
+    assert reply.json()["answers"][0]["probability"] == told["answers"][47]["probability"]
+
+
+@pytest.mark.slow
+async def test_a_client_that_leaves_ends_all_reads(serve_model: Serve) -> None:
+    server = await serve_model(
+        "deepseek-v4",
+        block_size=UNIT,
+        max_model_len=2048,
+        max_num_batched_tokens=64,
+        kv_cache_memory_bytes=8_000_000,
+    )
+    body = {"input": make_input(300, seed=1), "questions": predicates(100, seed=2)}
+    for num_begun in (1, 60):
+        asking = asyncio.ensure_future(server.client.post("/v1/decisions", json=body))
+        while server.engine.num_unfinished_requests < num_begun:
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert server.engine.num_unfinished_requests == 0
+    reply = await server.client.post("/v1/decisions", json={**body, "questions": predicates(2, 3)})
+    assert reply.status_code == 200
+
+
+TENANTS = {
+    "tenants": [
+        {"name": "few", "keys": ["few"], "requests_per_minute": 2},
+        {"name": "short", "keys": ["short"], "max_queued_requests": 3},
+        {"name": "small", "keys": ["small"], "tokens_per_minute": 700},
+    ]
+}
+
+
+@pytest.mark.slow
+async def test_a_tenant_pays_for_what_differs(serve_model: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "tenants.json"
+    path.write_text(json.dumps(TENANTS))
+    server = await serve_model(
+        "deepseek-v4",
+        block_size=UNIT,
+        max_model_len=2048,
+        kv_cache_memory_bytes=8_000_000,
+        tenants=str(path),
+    )
+
+    async def ask(key: str, count: int) -> tuple[int, str]:
+        body = {"input": make_input(120, seed=1), "questions": predicates(count, seed=2)}
+        headers = {"Authorization": f"Bearer {key}"}
+        reply = await server.client.post("/v1/decisions", json=body, headers=headers)
+        return reply.status_code, reply.text
+
+    assert [(await ask("few", 9))[0] for _ in range(3)] == [200, 200, 429]
+    assert (await ask("short", 3))[0] == 200
+    status, text = await ask("short", 4)
+    assert status == 429
+    assert "this call brings 4" in text
+    # The input once, and each question: 600 tokens where the prompts have 1,600.
+    assert (await ask("small", 4))[0] == 200
+    headers = {"Authorization": "Bearer small"}
+    more = {"prompt": [5] * 60, "max_tokens": 1}
+    reply = await server.client.post("/v1/completions", json=more, headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert (await ask("small", 4))[0] == 429
