@@ -155,6 +155,11 @@ class ModelConfig:
         return list(self.hf_config.get("architectures") or ())
 
     @property
+    def sees_both_ways(self) -> bool:
+        """Whether tokens attend to those behind them: prompts are whole, and nothing is cached."""
+        return self.hf_config.get("use_bidirectional_attention") is True
+
+    @property
     def hits_at_units(self) -> bool:
         """Whether the model's prefix cache hits at one unit, ``--block-size`` tokens."""
         return self.hf_config.get("model_type") in _UNIT_HIT_MODEL_TYPES

@@ -361,8 +361,9 @@ def reads_pages(model: Any, layout: CacheLayout) -> bool:
     return (
         isinstance(model, DecoderForCausalLM)
         and all(group.kind in ("keys", "recurrent") for group in layout.groups)
-        # No kernel chooses keys.
+        # No kernel chooses keys, or sees those behind a query.
         and not _chooses_keys(model)
+        and not model.config.sees_both_ways
     )
 
 

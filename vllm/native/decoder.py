@@ -506,6 +506,8 @@ class NativeDecoder:
 def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Tensor]) -> bool:
     """Whether the kernels take this model's weights and caches."""
     hyper = model.config.hyper
+    if model.config.sees_both_ways:
+        return False
     if hyper is not None and hyper.num_streams > MAX_STREAMS:
         return False
     if STATES in kv_caches and kv_caches[STATES].dtype != torch.float32:

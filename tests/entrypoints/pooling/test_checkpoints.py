@@ -12,16 +12,17 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
-from tests.model_executor.models.decoder.reference import mistral, qwen3
+from tests.model_executor.models.decoder.reference import gemma3, mistral, qwen3
 from tests.model_executor.models.hf_reference import random_tokens
-from tests.tokenizers.family_tokenizers import byte_level
+from tests.tokenizers.family_tokenizers import byte_level, spaced
 from vllm import LLM
-from vllm.exceptions import UnsupportedModelError, UserInputError
+from vllm.exceptions import ConfigError, UnsupportedModelError, UserInputError
 from vllm.model_executor.model_loader.vector_checkpoints import read_vector_checkpoint
 from vllm.tokenizers import Tokenizer
 
 LENGTHS = (1, 2, 31, 33, 150, 300)
 QUERY = "Instruct: find it\nQuery: "
+IDENTITY = "torch.nn.modules.linear.Identity"
 _TYPES = "sentence_transformers.base.modules."
 
 
@@ -180,3 +181,61 @@ def test_what_a_config_leaves_out_is_filled_in(tmp_path: Path) -> None:
     assert own.config["tie_word_embeddings"] is True
     assert not own.generates
     shutil.rmtree(tmp_path)
+
+
+def write_embedding_gemma(folder: Path) -> Any:
+    """Write a tiny EmbeddingGemma: windows on both sides, a mean, two layers, a norm."""
+    raw = gemma3(vocab_size=VOCAB_SIZE, use_bidirectional_attention=True)
+    model = write_model(raw, folder, spaced())
+    # As the release has it: transformers would halve the window of what it saved once more.
+    (folder / "config.json").write_text(json.dumps(raw))
+    strip_body(folder, "Gemma3TextModel")
+    size = model.config.hidden_size
+    sizes = ((size, 40), (40, size))
+    layers = [
+        {"in_features": one, "out_features": other, "bias": False, "activation_function": IDENTITY}
+        for one, other in sizes
+    ]
+    pooling = {"word_embedding_dimension": size, "pooling_mode_mean_tokens": True}
+    write_modules(
+        folder,
+        [("Pooling", pooling), ("Dense", layers[0]), ("Dense", layers[1]), ("Normalize", {})],
+    )
+    torch.manual_seed(2)
+    model.dense = [torch.randn(other, one) for one, other in sizes]
+    for number, weight in enumerate(model.dense, start=2):
+        save_file({"linear.weight": weight}, folder / f"{number}_Dense" / "model.safetensors")
+    write_settings(folder, prompts={"query": "task: search result | query: "})
+    return model
+
+
+@pytest.mark.slow
+def test_tokens_that_see_both_ways(start: Any, tmp_path: Path) -> None:
+    model = write_embedding_gemma(tmp_path)
+    llm = start(tmp_path)
+    prompts = [random_tokens(length, length, VOCAB_SIZE) for length in LENGTHS]
+    outputs = llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
+    for ids, output in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():
+            mean = rows_of(model, ids).mean(0)
+            expected = unit(model.dense[1] @ (model.dense[0] @ mean))
+        torch.testing.assert_close(
+            torch.tensor(output.outputs.embedding), expected, atol=1e-5, rtol=0
+        )
+        (again,) = llm.embed({"prompt_token_ids": ids}, use_tqdm=False)
+        assert again.num_cached_tokens == 0
+        torch.testing.assert_close(
+            torch.tensor(again.outputs.embedding), expected, atol=1e-5, rtol=0
+        )
+    # A step as long as the longest prompt, or none.
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=100"):
+        start(tmp_path, max_num_batched_tokens=100)
+    for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        with pytest.raises(ConfigError, match=name):
+            start(tmp_path, **{name: True})
+
+
+def test_both_ways_is_known_of_one_family(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "use_bidirectional_attention": True}
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM"):
+        read_vector_checkpoint(config, tmp_path)

@@ -20,6 +20,7 @@ from vllm.utils.gguf_file import is_gguf
 
 _BODY = re.compile(r"(\w+?)(?:Text)?Model")
 _BOTH_WAYS = re.compile(r"Bi[A-Z]|Bidirectional|Encoder|NVEmbed")
+_SERVED_BOTH_WAYS = "Gemma3ForCausalLM"
 _SENTENCE_FILES = "modules.json"
 _HEAD = "lm_head.weight"
 
@@ -80,6 +81,12 @@ def _refuse_both_ways(config: Mapping[str, Any], names: list[str], *, has_code: 
         raise UnsupportedModelError(
             f"config.json says is_causal=false: {', '.join(names) or 'the model'} was trained to "
             f"see tokens on both sides, which is not supported for it. {advice}"
+        )
+    both = config.get("use_bidirectional_attention") is True
+    if both and any((_find_causal(name) or name) != _SERVED_BOTH_WAYS for name in names):
+        raise UnsupportedModelError(
+            f"config.json says use_bidirectional_attention=true, which is supported for "
+            f"{_SERVED_BOTH_WAYS} alone, not for {', '.join(names)}. {advice}"
         )
     for name in names:
         if name not in MODELS and _BOTH_WAYS.search(name):

@@ -5,6 +5,7 @@ per head; embeddings are scaled by the root of their width. Window layers turn b
 others by a large one, which releases beyond 1B stretch linearly. Source: arXiv:2503.19786.
 
 ``Gemma3ForConditionalGeneration`` is served as its text part; the vision tower is left out.
+EmbeddingGemma's tokens see both ways (arXiv:2509.20354).
 """
 
 from collections.abc import Mapping
@@ -68,13 +69,14 @@ def read_gemma3_with_vision(raw: Mapping[str, Any]) -> DecoderConfig:
     fields.require("model_type", "gemma3", ("gemma3",))
     refuse_quantization(fields)
     text = fields.sub_reader("text_config")
+    text.require("use_bidirectional_attention", False, (False,))
     is_tied = fields.boolean("tie_word_embeddings", text.boolean("tie_word_embeddings", True))
     return _read_text(text, _WITH_VISION, is_tied)
 
 
 def _read_text(fields: FieldReader, names: TensorNames, is_tied: bool) -> DecoderConfig:
     # The releases leave fields out that have the first release's values.
-    fields.require("use_bidirectional_attention", False, (False,))
+    sees_both_ways = fields.boolean("use_bidirectional_attention", False)
     fields.require("attn_logit_softcapping", None, (None,))
     num_layers = fields.positive_int("num_hidden_layers", 26)
     pattern = fields.positive_int("sliding_window_pattern", 6)
@@ -83,6 +85,9 @@ def _read_text(fields: FieldReader, names: TensorNames, is_tied: bool) -> Decode
         ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)],
     )
     window = fields.positive_int("sliding_window", 4096)
+    if sees_both_ways:
+        # As many tokens on either side; both stop one short of it.
+        window = window // 2 + 1
     head_dim = fields.positive_int("head_dim", 256)
     local, full = _read_ropes(fields, head_dim)
     mlp = MlpPlan(
@@ -124,6 +129,7 @@ def _read_text(fields: FieldReader, names: TensorNames, is_tied: bool) -> Decode
         if fields.has("final_logit_softcapping")
         else 0.0,
         names=names,
+        sees_both_ways=sees_both_ways,
     ).check()
 
 

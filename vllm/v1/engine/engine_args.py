@@ -400,6 +400,7 @@ class EngineArgs:
         parsed = resolve_model(architectures).parse_config(hf_config)
         # Some files leave these to defaults, or nest them in a text part.
         hf_config["architectures"] = architectures
+        sees_both_ways = hf_config.get("use_bidirectional_attention") is True
         hf_config["vocab_size"] = parsed.vocab_size
         hf_config["max_position_embeddings"] = parsed.max_position_embeddings
         text_part = hf_config.get("text_config")
@@ -434,7 +435,7 @@ class EngineArgs:
             aliases=aliases,
             hf_config=hf_config,
             generation_config=generation_config,
-            generates=generates,
+            generates=generates and not sees_both_ways,
             placeholder_ids=parsed.placeholder_ids,
             **values_for(ModelConfig, self),
         )
@@ -465,12 +466,12 @@ class EngineArgs:
         return CacheConfig(
             block_size=block_size,
             prefix_cache_retention_interval=retention,
-            enable_prefix_caching=self.enable_prefix_caching is not False,
+            enable_prefix_caching=self._caches_prefixes(model_config),
             **values_for(CacheConfig, self),
         )
 
     def _make_scheduler_config(self, model_config: ModelConfig) -> SchedulerConfig:
-        chunked = self.enable_chunked_prefill is not False
+        chunked = self.enable_chunked_prefill is not False and not model_config.sees_both_ways
         tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if tokens is None:
             tokens = max(SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS, seqs or 0)
@@ -489,6 +490,27 @@ class EngineArgs:
                 "async_scheduling": self._can_schedule_ahead() if self.async_scheduling else None,
             },
         )
+
+    def _caches_prefixes(self, model_config: ModelConfig) -> bool:
+        """Whether prefixes are cached, which needs tokens that do not see those behind them.
+
+        Raises:
+            ConfigError: It is asked for, or chunks are, and cannot be.
+        """
+        if not model_config.sees_both_ways:
+            return self.enable_prefix_caching is not False
+        for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name}=true does not go with {model_config.model}: its tokens see those "
+                    "behind them, so that every prompt is computed whole. Leave it out."
+                )
+        if self.speculative_config is not None:
+            raise ConfigError(
+                f"{model_config.model} generates no text, so there is nothing to draft: leave "
+                "speculative_config out."
+            )
+        return False
 
     def _can_schedule_ahead(self) -> bool:
         """Whether nothing is asked for that needs a step's tokens before the next is scheduled."""

@@ -114,7 +114,7 @@ def parse(raw: dict[str, Any]) -> Any:
         (gemma4(rope_scaling=_YARN), "rope_scaling"),
         (gemma4(rope_theta=5e5), "'rope_theta' is 500000.0; allowed: 1000000.0"),
         (gemma4(rope_local_base_freq=5e5), "'rope_local_base_freq' is 500000.0; allowed: 10000.0"),
-        (gemma3(use_bidirectional_attention=True), "use_bidirectional_attention"),
+        (gemma3(use_bidirectional_attention="all"), "use_bidirectional_attention"),
         (gemma3(attn_logit_softcapping=50.0), "attn_logit_softcapping"),
     ],
 )

@@ -355,6 +355,8 @@ class DecoderConfig:
         drafter: The layer of a block that drafts tokens from the last layer's output; None: there
             is none, or it does not run.
         drafter_skips_first: Whether the block takes zeros for an embedding at position 0.
+        sees_both_ways: Whether tokens attend to those behind them, too. Prompts are computed whole,
+            and a window is the distance at which tokens no longer see each other.
         placeholder_ids: Token ids that a wrapper replaces by what its towers make of images and
             the like, and that have no embedding of their own.
     """
@@ -377,6 +379,7 @@ class DecoderConfig:
     drafter: LayerPlan | None = None
     drafter_skips_first: bool = False
     placeholder_ids: tuple[int, ...] = ()
+    sees_both_ways: bool = False
 
     @property
     def num_nextn_predict_layers(self) -> int:

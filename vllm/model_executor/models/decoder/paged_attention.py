@@ -32,6 +32,7 @@ class PagedAttention(nn.Module):
         self._cache_name = cache_name(owner)
         self._is_shared = owner in config.shared_owners
         self._narrows = index == config.last_owner
+        self._sees_both_ways, self._window = config.sees_both_ways, plan.window
         self._num_groups = shape.num_heads // shape.num_kv_heads
         self.sinks = (
             make.parameter(shape.num_heads, dtype=torch.float32) if shape.has_sinks else None
@@ -62,6 +63,9 @@ class PagedAttention(nn.Module):
             rows: What to cache of each, [T, W]; None: the layer reads another one's.
             step: The step.
         """
+        if self._sees_both_ways:
+            assert rows is not None, "every layer has keys of its own"
+            return self._attend_prompts(queries, rows, step)
         pages = step.meta.pages
         is_owner = rows is not None
         # Every write of the layer comes before any read from its pages.
@@ -84,6 +88,20 @@ class PagedAttention(nn.Module):
             is_owner=is_owner,
         )
         return attended
+
+    def _attend_prompts(
+        self, queries: torch.Tensor, rows: torch.Tensor, step: Step
+    ) -> torch.Tensor:
+        """Attends the queries of whole prompts to all their rows; nothing is cached or read."""
+        output = torch.empty_like(queries)
+        for prompt in step.prompts:
+            own = rows[prompt]
+            split = queries[prompt].view(len(own), self._shape.num_kv_heads, self._num_groups, -1)
+            mask = both_ways_mask(len(own), self._window, own.device)
+            attended = self._attend_rows(split.permute(1, 2, 0, 3), own, mask, False)
+            output[prompt] = self._finish(attended, None).permute(2, 0, 1, 3).flatten(1, 2)
+        narrows = self._narrows and step.wanted is not None
+        return output[step.wanted] if narrows else output
 
     def _attend_wanted(self, queries: torch.Tensor, rows: torch.Tensor, step: Step) -> torch.Tensor:
         """Attends the wanted rows' queries where the layer narrows or is above one that did."""
@@ -251,3 +269,22 @@ class PagedAttention(nn.Module):
     @property
     def _score_args(self) -> tuple[float, float]:
         return self._shape.scale, self._shape.soft_cap
+
+
+def both_ways_mask(num_tokens: int, window: int, device: torch.device) -> torch.Tensor | None:
+    """Returns which tokens of a prompt see each other: those less than ``window`` apart.
+
+    Args:
+        num_tokens: N, of the prompt.
+        window: 0: all.
+        device: Where the mask is.
+
+    Returns:
+        fp32 [1, 1, N, N], 0 or -inf; None: all do.
+    """
+    if not window or num_tokens <= window:
+        return None
+    places = torch.arange(num_tokens, device=device)
+    is_far = (places.unsqueeze(1) - places).abs() >= window
+    mask = torch.zeros(num_tokens, num_tokens, device=device)
+    return mask.masked_fill_(is_far, float("-inf"))[None, None]

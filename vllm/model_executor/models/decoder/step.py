@@ -1,7 +1,8 @@
 """What the layers of one forward pass share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ class Step:
         layer_inputs: [T, L, width]: what each layer adds for its token, if any does.
         wanted: Flat rows whose streams are read, ascending; None: all T.
         is_narrow: Whether streams, turns and layer inputs hold the wanted rows alone.
+        prompts: The flat rows of each prompt, where tokens see both ways; else none.
         shared: Cache name -> the step's rows [T, 2 * K * d] as a later step reads them, of the
             caches that several layers read; each is put there by its owner.
     """
@@ -44,6 +46,7 @@ class Step:
     layer_inputs: torch.Tensor | None = None
     wanted: torch.Tensor | None = None
     is_narrow: bool = False
+    prompts: Sequence[slice] = ()
     shared: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def narrow(self) -> "Step":
@@ -64,6 +67,7 @@ class StepFactory(nn.Module):
         ropes = {layer.rope: None for layer in parts.config.layers if layer.rope is not None}
         self._frequencies = {rope: find_frequencies(rope, parts.make.device) for rope in ropes}
         self._dtype = parts.make.dtype
+        self._sees_both_ways = parts.config.sees_both_ways
 
     def forward(
         self,
@@ -78,7 +82,14 @@ class StepFactory(nn.Module):
             for rope, frequencies in self._frequencies.items()
         }
         wanted = meta.find_wanted(positions.device)
-        return Step(positions, meta, kv_caches, turns, layer_inputs, wanted)
+        prompts = find_prompts(positions) if self._sees_both_ways else ()
+        return Step(positions, meta, kv_caches, turns, layer_inputs, wanted, prompts=prompts)
+
+
+def find_prompts(positions: torch.Tensor) -> list[slice]:
+    """Returns the rows of each prompt of a step, at positions [T]; all prompts are whole."""
+    starts = (positions == 0).nonzero().flatten().tolist()
+    return [slice(start, end) for start, end in pairwise([*starts, len(positions)])]
 
 
 def find_frequencies(rope: RopeConfig, device: torch.device) -> torch.Tensor:
