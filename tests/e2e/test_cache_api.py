@@ -222,6 +222,29 @@ def test_explicit_without_marks_leaves_the_cache_alone(http: httpx.Client) -> No
     assert cached(respond(http, text)) == 0
 
 
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_explicit_with_a_mark_leaves_what_is_before_it(http: httpx.Client, api: str) -> None:
+    marked, rest = fresh(), f" {STORY}"
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    texts = [{"text": marked, **mark}, {"text": rest}]
+    options = {"prompt_cache_options": {"mode": "explicit"}}
+    hits = []
+    for fields in (options, options, {}):
+        if api == "chat":
+            content = [{"type": "text", **part} for part in texts]
+            told = chat(http, "", messages=[{"role": "user", "content": content}], **fields)
+            written = told["usage"]["prompt_tokens_details"]["cache_write_tokens"]
+        else:
+            content = [{"type": "input_text", **part} for part in texts]
+            told = respond(http, [{"role": "user", "content": content}], **fields)  # type: ignore[arg-type]
+            written = told["usage"]["input_tokens_details"]["cache_write_tokens"]
+        hits.append((cached(told), written))
+    (first, written), (second, _), (third, _) = hits
+    # Within a boundary of the mark, and not beyond, though all of it was computed twice.
+    assert (first, second) == (0, third)
+    assert written - 2 * UNIT <= second <= written < 600
+
+
 def test_a_prewarmed_prompt_is_hit(http: httpx.Client) -> None:
     text = fresh()
     warm = respond(http, text, prompt_cache_options={"prewarm": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -162,6 +163,9 @@ class Request(TokenSequence):
         self.num_scores = self._find_num_scores()
         # What it computes is published nowhere: no key, checkpoint, event, tier or record.
         self.skip_cache_insert = options.skip_cache_insert
+        # Where that ends, of a request that leaves a beginning alone.
+        end = options.cache_insert_end
+        self.insert_end = sys.maxsize if end is None else end
         self.session = session
         if options.session_id is not None and not options.skip_cache_insert:
             self.session = session_number(options.session_id, tenant, cache_salt)
@@ -212,6 +216,11 @@ class Request(TokenSequence):
         """Whether it wants something of every token of its prompt, of which caches tell nothing."""
         pooling = self.pooling_params
         return isinstance(pooling, PoolingParams) and pooling.all_rows
+
+    @property
+    def leaves_all(self) -> bool:
+        """Whether all that it computes may be found by others."""
+        return not self.skip_cache_insert and self.insert_end == sys.maxsize
 
     def _skips_prefix_cache(self) -> bool:
         """Whether what others left in caches is of no use to it, as far as it goes by itself."""

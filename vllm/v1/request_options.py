@@ -51,6 +51,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         data_parallel_rank: The engine core that shall run it; None: any.
         prompt_cache_key: What requests share that shall meet on one engine core; None: nothing.
         skip_cache_insert: Whether it reads what is cached and leaves nothing behind.
+        cache_insert_end: Tokens up to which it may leave anything; None: all that it computes.
         session_id: The conversation or agent that it is of; None: it does not say.
         prompt_cache_retention: "in_memory": it goes to no disk; "24h", a maximum, or None: it may.
         pooling: What is wanted in place of an answer; None: an answer is.
@@ -66,6 +67,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     data_parallel_rank: int | None = None
     prompt_cache_key: str | None = None
     skip_cache_insert: bool = False
+    cache_insert_end: int | None = None
     session_id: str | None = None
     prompt_cache_retention: str | None = None
     pooling: PoolingParams | None = None

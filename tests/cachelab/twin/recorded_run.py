@@ -23,7 +23,7 @@ from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.request_options import RequestOptions
+from vllm.v1.request_options import RequestOptions, session_number
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.step_in_flight import FinishedStep
 
@@ -84,7 +84,10 @@ class RecordedRun:
         cached: Cached tokens by request id, as each client was told.
         num_preemptions: Requests that lost their blocks.
         num_resets: Resets that were done.
+        num_ended: Checkpoints that the ends of sessions made spare.
     """
+
+    _SESSIONS = ("one", "two", "three")
 
     def __init__(
         self,
@@ -126,6 +129,7 @@ class RecordedRun:
         self._count = 0
         self.cached: dict[str, int] = {}
         self.num_preemptions = self.num_resets = self.num_aborts = self.num_forgotten = 0
+        self.num_ended = 0
 
     def run(self, num_requests: int) -> None:
         """Serve so many requests, some of them side by side."""
@@ -186,12 +190,21 @@ class RecordedRun:
             arrival_time=0.0,
             cache_boundaries=tuple(cache_ttls or ()),
             cache_ttls=cache_ttls,
-            options=RequestOptions(skip_cache_insert=is_private),
+            options=self._draw_options(len(prompt), is_private=is_private),
         )
         self.private += [request] * is_private
         self._count += 1
         self.scheduler.add_request(request)
         return request_id
+
+    def _draw_options(self, num_tokens: int, *, is_private: bool) -> RequestOptions:
+        """Some of what a client may say, where some requests are private."""
+        if is_private or not self._private_share:
+            return RequestOptions(skip_cache_insert=is_private)
+        rng = self._rng
+        end = rng.randrange(num_tokens + 1) if rng.random() < 0.3 else None
+        session = rng.choice(self._SESSIONS) if rng.random() < 0.6 else None
+        return RequestOptions(cache_insert_end=end, session_id=session)
 
     def _disturb(self) -> None:
         rng, scheduler = self._rng, self.scheduler
@@ -203,6 +216,9 @@ class RecordedRun:
             held, _ = scheduler.held_prefixes()
             if held and rng.random() < 0.5:
                 self.num_forgotten += scheduler.held_prefixes(rng.choice(held).id)[1]
+        if self._private_share and rng.random() < 0.03:
+            number = session_number(rng.choice(self._SESSIONS), None, None)
+            self.num_ended += scheduler.end_session(number)
         if rng.random() < 0.01:
             self.num_resets += scheduler.reset_prefix_cache(rng.random() < 0.5)
 

@@ -27,9 +27,15 @@ SMALL = {"v4": 260, "recurrent": 130, "gemma": 120, "llama": 70, "mistral": 30}
 
 
 class Traffic:
-    """Conversations, some turns of which are private, in a pool that is too small."""
+    """Conversations, some turns of which are private, in a pool that is too small.
 
-    def __init__(self, driver: Driver, seed: int, private_share: float = 0.5) -> None:
+    With ``ends_inside`` these leave a beginning, up to a place in their prompt.
+    """
+
+    def __init__(
+        self, driver: Driver, seed: int, private_share: float = 0.5, *, ends_inside: bool = False
+    ) -> None:
+        self.ends_inside = ends_inside
         self.driver, self.rng = driver, random.Random(seed)
         self.private: list[Request] = []
         self.public: list[Request] = []
@@ -44,6 +50,10 @@ class Traffic:
             prompts.append(prompt[:900])
             is_private = rng.random() < self.share
             options = PRIVATE if is_private else RequestOptions()
+            if is_private and self.ends_inside:
+                end = rng.randrange(len(prompts[-1]) + 1)
+                marks = [end] if end else []
+                options = RequestOptions(cache_insert_end=end, cache_boundaries=marks)
             request = driver.add(prompts[-1], rng.choice((1, 8, 60)), options=options)
             (self.private if is_private else self.public).append(request)
             for _ in range(rng.randrange(3)):
@@ -52,15 +62,22 @@ class Traffic:
                 driver.finish(rng.choice(driver.running))  # a client that leaves
         driver.run_all()
 
-    def own_hashes(self) -> set[bytes]:
+    def own_hashes(self, unit: int = 32) -> set[bytes]:
+        """Hashes of what private requests may not leave, and others have not left."""
         public = {h for request in self.public for h in request.block_hashes}
-        return {h for request in self.private for h in request.block_hashes} - public
+        hidden: set[bytes] = set()
+        for request in self.private:
+            first = request.insert_end // unit if self.ends_inside else 0
+            public.update(request.block_hashes[:first])
+            hidden.update(request.block_hashes[first:])
+        return hidden - public
 
 
+@pytest.mark.parametrize("ends_inside", [False, True], ids=["nothing", "a beginning"])
 @pytest.mark.parametrize("name", ["v4", "recurrent", "llama", "mistral"])
-def test_nothing_of_them_is_in_the_index_or_was_announced(name: str) -> None:
+def test_nothing_of_them_is_in_the_index_or_was_announced(name: str, ends_inside: bool) -> None:
     driver = Driver(CONFIGS[name](SMALL[name]), 1024, seed=4)
-    traffic = Traffic(driver, seed=4)
+    traffic = Traffic(driver, seed=4, ends_inside=ends_inside)
     seen: set[Any] = set()
     check = driver.check
 
@@ -104,6 +121,24 @@ def test_public_requests_hit_as_if_private_ones_were_not_there(name: str) -> Non
         hits.append(found)
     assert hits[0] == hits[1]
     assert sum(hits[0].values())
+
+
+@pytest.mark.parametrize("name", ["v4", "llama", "mistral"])
+@pytest.mark.parametrize("end", [20, 300])
+def test_a_beginning_is_left_up_to_its_mark(name: str, end: int) -> None:
+    """Down to a place at which a prompt can resume, in whole steps and in chunks."""
+    for budget in (1024, 160):
+        driver = Driver(CONFIGS[name](3000), 1024, seed=1)
+        tokens = [random.Random(3).randrange(5, 90) for _ in range(700)]
+        marks = [end] if end else []
+        options = RequestOptions(cache_insert_end=end, cache_boundaries=marks)
+        driver.add(tokens, 40, options=options)
+        while driver.running or driver.waiting:
+            driver.step(budget)
+        again = driver.add(tokens, 3)
+        driver.run_all()
+        lean = driver.coordinator.geometry.lean
+        assert end // lean * lean <= driver.hits[again.request_id] <= end
 
 
 def test_equal_prompts_that_come_together_do_not_wait_for_each_other() -> None:

@@ -97,6 +97,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
         session: Number of its session; None: it was not named.
         stays_in_memory: Whether what it leaves goes to no disk.
         is_spare: Whether what it leaves goes before what others left.
+        insert_end: Tokens up to which it leaves anything; None: all.
     """
 
     number: int
@@ -118,6 +119,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
     session: int | None = None
     stays_in_memory: bool = False
     is_spare: bool = False
+    insert_end: int | None = None
 
 
 class Ending(msgspec.Struct, array_like=True):

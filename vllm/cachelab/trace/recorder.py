@@ -170,6 +170,7 @@ class CacheRecorder:
                 request.session,
                 request.options.stays_in_memory,
                 request.is_spare,
+                request.options.cache_insert_end,
             )
         )
 

@@ -163,6 +163,7 @@ def make_request(
             cache_junctions=added.junctions,
             prompt_cache_retention="in_memory" if added.stays_in_memory else None,
             is_spare=added.is_spare,
+            cache_insert_end=added.insert_end,
         ),
         session=added.session,
     )

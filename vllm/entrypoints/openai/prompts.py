@@ -19,12 +19,23 @@ _THREAD_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt's tokens, its text if it was given as one, and where parts of it end, in tokens."""
+    """A prompt's tokens, its text if it was given as one, and where parts of it end, in tokens.
+
+    Attributes:
+        token_ids: Its tokens.
+        text: Its text, if it was given as one.
+        cache_boundaries: Where parts of it end.
+        cache_ttls: For some of them, seconds to keep what lies before at least.
+        marked_until: The last place that its client marked; 0: none.
+        insert_end: Where ends what may be left in the cache; None: nowhere.
+    """
 
     token_ids: list[int]
     text: str | None = None
     cache_boundaries: Sequence[int] = ()
     cache_ttls: Mapping[int, float] = field(default_factory=dict)
+    marked_until: int = 0
+    insert_end: int | None = None
 
     def with_breakpoints(self, offsets: Mapping[int, float | None]) -> "TokenizedPrompt":
         """Return the prompt with what a client marked before what its format tells.
@@ -35,7 +46,19 @@ class TokenizedPrompt:
         others = [offset for offset in self.cache_boundaries if offset not in offsets]
         boundaries = (*offsets, *others)[:MAX_CACHE_BOUNDARIES]
         ttls = {offset: ttl for offset, ttl in offsets.items() if ttl is not None}
-        return replace(self, cache_boundaries=boundaries, cache_ttls={**self.cache_ttls, **ttls})
+        return replace(
+            self,
+            cache_boundaries=boundaries,
+            cache_ttls={**self.cache_ttls, **ttls},
+            marked_until=max(offsets, default=0),
+        )
+
+    def only_marked(self) -> "TokenizedPrompt":
+        """Return the prompt, of which nothing behind the last mark stays in the cache."""
+        end = self.marked_until
+        boundaries = [offset for offset in self.cache_boundaries if offset <= end]
+        ttls = {offset: ttl for offset, ttl in self.cache_ttls.items() if offset <= end}
+        return replace(self, cache_boundaries=boundaries, cache_ttls=ttls, insert_end=end)
 
     def kept_for(self, ttl_s: float | None) -> "TokenizedPrompt":
         """Return the prompt, kept as a whole so long at least, with marks that do not say how long.

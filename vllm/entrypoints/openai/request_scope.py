@@ -190,7 +190,9 @@ def make_stream(
             token_ids=prompt.token_ids,
             params=params[i],
             options=options.replace(
-                cache_boundaries=list(prompt.cache_boundaries), cache_ttls=dict(prompt.cache_ttls)
+                cache_boundaries=list(prompt.cache_boundaries),
+                cache_ttls=dict(prompt.cache_ttls),
+                cache_insert_end=prompt.insert_end,
             ),
         )
         for i, prompt in enumerate(prompts)

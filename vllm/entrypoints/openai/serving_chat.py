@@ -1,5 +1,6 @@
 """``POST /v1/chat/completions``."""
 
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,8 +112,10 @@ class _Chat:
     def usage_counter(self) -> UsageCounter:
         cache = self.context.config.cache_config
         inserts = not leaves_nothing(self.scope.raw_request, self.body)
+        end = self.prepared.prompt.insert_end
         return UsageCounter(
             [len(self.prepared.prompt.token_ids)],
+            insert_end=sys.maxsize if end is None else end,
             cache_unit=cache.block_size if cache.enable_prefix_caching and inserts else 0,
             shows_misses=self.context.args.enable_prompt_tokens_details,
         )
@@ -160,7 +163,6 @@ async def _check(
     others = {
         "comparison_response_id": asked is not None and asked.comparison_response_id is not None,
         "prewarm": hints.prewarms,
-        "mode": hints.is_explicit and bool(marks),
     }
     ignored = [f"prompt_cache_options.{name}" for name, is_asked in others.items() if is_asked]
     scope = open_scope("chatcmpl-", body, raw_request, context, ignored)
@@ -205,9 +207,13 @@ async def _check(
         prepared = await prepare_chat(task, context, unread_limit(body, served_model))
     max_tokens = body.max_completion_tokens or body.max_tokens
     prompt = truncate(prepared.prompt, body, max_tokens, served_model)
+    if hints.is_explicit and marks:
+        prompt = prompt.only_marked()
+    elif not bypasses:
+        prompt = prompt.kept_for(hints.ttl_s)
     return _Chat(
         body=body,
-        prepared=replace(prepared, prompt=prompt.kept_for(None if bypasses else hints.ttl_s)),
+        prepared=replace(prepared, prompt=prompt),
         scope=scope,
         context=context,
         created=unix_now(),

@@ -1,5 +1,6 @@
 """Counting the tokens of one HTTP request."""
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ class UsageCounter:
             the first token of one.
         cache_unit: Tokens that the prefix cache keeps at once, to say how many were written; 0:
             none are, None: it is not told.
+        insert_end: Tokens up to which they are.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class UsageCounter:
         shows_misses: bool = False,
         counts_answers: bool = True,
         cache_unit: int | None = None,
+        insert_end: int = sys.maxsize,
     ) -> None:
         self._num_prompt_tokens = sum(prompt_lens)
         self._shows_misses = shows_misses
@@ -44,6 +47,7 @@ class UsageCounter:
         self._last: RequestStateStats | None = None
         self._counts_answers = counts_answers
         self._prompt_lens, self._cache_unit = prompt_lens, cache_unit
+        self._insert_end = insert_end
         self._num_reasoning: dict[int, int] = {}
 
     def add(self, item: JobOutput) -> None:
@@ -85,7 +89,8 @@ class UsageCounter:
         details = PromptTokensDetails(sum(self._num_cached))
         if (unit := self._cache_unit) is not None:
             pairs = zip(self._prompt_lens, self._num_cached, strict=True)
-            full = [(num // unit * unit if unit else 0, cached) for num, cached in pairs]
+            ends = [(min(num, self._insert_end), cached) for num, cached in pairs]
+            full = [(end // unit * unit if unit else 0, cached) for end, cached in ends]
             details.cache_write_tokens = sum(max(end - cached, 0) for end, cached in full)
         if self._shows_misses:
             known = [prefill for prefill in self._prefills if prefill is not None]

@@ -119,7 +119,7 @@ class PromptScores:
 
     def is_coming(self, request: Request) -> bool:
         """Whether a request that runs is about to bring the next unit that is not known."""
-        if request.request_id in self._scored or request.skip_cache_insert:
+        if request.request_id in self._scored or not request.leaves_all:
             return False
         keys = self._keys(request)
         num_known = self._num_known(keys)
@@ -131,7 +131,7 @@ class PromptScores:
         if scored is None:
             untold = self._take_known(request, start) if start else None
             scored = self._scored[request.request_id] = _Scored(start, untold)
-        if request.skip_cache_insert:
+        if not request.leaves_all:
             return
         keys = self._keys(request)[self._first_unit(scored.next_row) :]
         scored.coming = deque(keys)
@@ -198,7 +198,7 @@ class PromptScores:
 
     def _keep(self, request: Request, scored: _Scored, rows: ScoreRows) -> None:
         """Keep whole units of a worker's rows, and the rest until more come."""
-        if request.skip_cache_insert:
+        if not request.leaves_all:
             scored.next_row += len(rows.ranks)
             return
         unit, keys = self._unit, self._keys(request)

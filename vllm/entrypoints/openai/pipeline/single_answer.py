@@ -48,6 +48,7 @@ class AnswerRequest:
         top_logprobs: Likely tokens to report per token; None: no log probabilities.
         bypasses_cache: Whether it neither reads what is cached nor leaves anything.
         ttl_s: For how many seconds to keep the prompt at least; None: as long as others.
+        keeps_marked_alone: Whether nothing behind the last mark stays in the cache.
     """
 
     task: ChatTask
@@ -57,6 +58,7 @@ class AnswerRequest:
     top_logprobs: int | None = None
     bypasses_cache: bool = False
     ttl_s: float | None = None
+    keeps_marked_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,9 @@ class SingleAnswer:
         written = 0
         inserts = not (self._leaves_nothing or self._sampling.skip_cache_insert)
         if self._cache_unit is not None and inserts:
-            full = usage.prompt_tokens // self._cache_unit * self._cache_unit
+            end = self._chat.prompt.insert_end
+            full = usage.prompt_tokens if end is None else min(end, usage.prompt_tokens)
+            full = full // self._cache_unit * self._cache_unit
             written = max(full - cached, 0)
         details = usage.prompt_tokens_details
         return TokenCounts(
@@ -245,7 +249,7 @@ async def _prepare(
     top_logprobs = check_logprobs(request.top_logprobs, served_model, "top_logprobs")
     chat = await prepare_chat(request.task, context, unread_limit(sampling, served_model))
     prompt = truncate(chat.prompt, sampling, request.max_tokens, served_model)
-    prompt = prompt.kept_for(request.ttl_s)
+    prompt = prompt.only_marked() if request.keeps_marked_alone else prompt.kept_for(request.ttl_s)
     num_prompt = len(prompt.token_ids)
     max_tokens = resolve_max_tokens(request.max_tokens, None, num_prompt, served_model)
     params = make_sampling_params(

@@ -107,8 +107,6 @@ def make_call(
     num_bytes = check_encodable(items, "input")
     conversation = _conversation(body, items, store)
     request = _make_answer_request(body, conversation, context)
-    if hints.is_explicit and request.task.breakpoints:
-        scope = scope.with_ignored("prompt_cache_options.mode")
     bypasses = hints.is_explicit and not request.task.breakpoints
     marks = with_ttl(request.task.breakpoints, hints.ttl_s)
     request = replace(request, task=replace(request.task, breakpoints=marks))
@@ -119,7 +117,12 @@ def make_call(
             "prompt_cache_options.prewarm",
         )
     ttl_s = None if bypasses else hints.ttl_s
-    request = replace(request, bypasses_cache=bypasses, ttl_s=ttl_s)
+    request = replace(
+        request,
+        bypasses_cache=bypasses,
+        ttl_s=ttl_s,
+        keeps_marked_alone=hints.is_explicit and bool(marks),
+    )
     if INCLUDE_LOGPROBS in include:
         request = replace(request, top_logprobs=body.top_logprobs or 0)
     return ResponsesCall(

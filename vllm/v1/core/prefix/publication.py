@@ -47,9 +47,12 @@ class Publisher:
             boundaries: Boundaries the step completes, to keep a checkpoint of.
             spares: Those it completes that nobody asked for.
         """
+        # What its client wants to be found ends here.
+        end = min(end, cache.request.insert_end)
         self._publish_keys(cache, end)
         for position in boundaries:
-            self._publish_checkpoint(cache, position)
+            if position <= end:
+                self._publish_checkpoint(cache, position)
         if spares:
             self._publish_spares(cache, spares)
             cache.spared_until = end
@@ -67,7 +70,7 @@ class Publisher:
         published, unit = cache.published, self._geometry.unit
         first = published.num_units * unit
         # Tokens behind a stop are computed, but no part of the request.
-        end = min(cache.num_accepted, cache.request.num_tokens)
+        end = min(cache.num_accepted, cache.request.num_tokens, cache.request.insert_end)
         if end < first + unit:
             return
         grid = self._policy.grid(first, end)

@@ -50,8 +50,8 @@ class StepPlanner:
             return False
         if step.request.skip_cache_insert:
             return False
-        unit = self._geometry.unit
-        return step.end // unit > step.start // unit
+        unit, end = self._geometry.unit, min(step.end, step.request.insert_end)
+        return end // unit > step.start // unit
 
     def plan(self, cache: RequestCache | None, step: StepRequest, num_available: int) -> StepPlan:
         """Work out what a step takes.
@@ -175,7 +175,7 @@ class StepPlanner:
     ) -> Sequence[Spare]:
         """Return where a prefill step leaves checkpoints that nobody asked for."""
         pool, request = self._prefixes.pool, step.request
-        if step.start >= request.num_prompt_tokens or request.is_spare:
+        if step.start >= request.num_prompt_tokens or request.is_spare or not request.leaves_all:
             return ()  # a decode step, or one that asks for no more than it wants itself
         spares = self._policy.spares(
             PrefillStep(
@@ -219,16 +219,19 @@ class StepPlanner:
         """Return where a step leaves checkpoints, those of the policy's grid among them."""
         # Window rows that are computed again are right where that ends, and from there on.
         start = step.start if rebuild is None else max(step.start, rebuild.end - 1)
+        end = min(step.end, step.request.insert_end)
+        if end <= start:
+            return ()
         grid: Sequence[int] = ()
         if with_grid:
-            grid = self._policy.grid(start, step.end)
+            grid = self._policy.grid(start, end)
             request = step.request
             if request.cache_boundaries and start < request.num_prompt_tokens:
                 marked = self._policy.marked_boundaries(
                     request.num_prompt_tokens, request.cache_boundaries
                 )
-                grid = (*grid, *(p for p in marked if start < p <= step.end))
-        return step_boundaries(self._geometry, start, step.end, wanted, grid)
+                grid = (*grid, *(p for p in marked if start < p <= end))
+        return step_boundaries(self._geometry, start, end, wanted, grid)
 
     def _needed_blocks(
         self, group: GroupGeometry, step: StepRequest, boundaries: tuple[int, ...]

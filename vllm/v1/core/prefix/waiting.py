@@ -61,7 +61,7 @@ class DonorWaits:
             Donor(
                 cache.request.block_hashes,
                 cache.published.num_units,
-                cache.request.num_prompt_tokens // unit,
+                min(cache.request.num_prompt_tokens, cache.request.insert_end) // unit,
             )
             for cache in running
         ]
@@ -95,7 +95,7 @@ class DonorWaits:
             if chunk is None or not cache.is_admitted or chunk.end - chunk.start < MIN_GAIN_TOKENS:
                 continue
             shared = num_shared_units(request.block_hashes, cache.request.block_hashes)
-            position = min(shared, last) * unit
+            position = min(min(shared, last) * unit, cache.request.insert_end // unit * unit)
             if chunk.start < position <= chunk.end:
                 self._ask_donor(cache, position)
 
@@ -152,4 +152,5 @@ class DonorWaits:
 
 def _publishes(cache: RequestCache) -> bool:
     """Whether others will ever see what a request computes."""
-    return not cache.request.skip_cache_insert
+    request = cache.request
+    return not request.skip_cache_insert and cache.exact_from <= request.insert_end

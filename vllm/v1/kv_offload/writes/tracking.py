@@ -158,7 +158,7 @@ class Tracker:
 
     def _queue_rows(self, track: _Track, computed: int) -> None:
         size, unit = self._layout.group_tokens, self._layout.unit
-        hashes = track.request.block_hashes
+        hashes, computed = track.request.block_hashes, min(computed, track.request.insert_end)
         while (end := (track.num_groups + 1) * size) <= min(computed, len(hashes) * unit):
             key = ObjectKey.of(ObjectKind.ROWS, hashes[end // unit - 1])
             stays = track.request.options.stays_in_memory
@@ -171,7 +171,7 @@ class Tracker:
             self._layout.unit,
             self._layout.group_tokens,
         )
-        chosen = self._choose_states(hashes, track.states_until, end)
+        chosen = self._choose_states(hashes, track.states_until, min(end, track.request.insert_end))
         for position, is_shared in chosen.items():
             key = ObjectKey.of(ObjectKind.STATE, hashes[position // unit - 1])
             first = position // size * size
