@@ -23,7 +23,7 @@ def make_request(name: str, prompt: list[int], num_scores: int = 1) -> Any:
         num_scores=num_scores,
         block_hashes=hashes[: len(prompt) // UNIT],
         is_finished=lambda: False,
-        skip_cache_insert=False,
+        leaves_all=True,
     )
 
 
@@ -175,7 +175,7 @@ def test_a_request_that_leaves_nothing_reads_what_is_known_and_keeps_nothing() -
     before = scores.num_bytes
     for i in range(8):
         request = make_request(f"p{i}", shared[:24] + [rng.randrange(9, 99) for _ in range(30)])
-        request.skip_cache_insert = True
+        request.leaves_all = False
         run = Run(scores, request, rng)
         other = make_request(f"o{i}", request.prompt)
         assert not scores.is_coming(other)
