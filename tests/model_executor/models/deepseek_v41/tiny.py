@@ -17,7 +17,7 @@ from vllm.tokenizers import Tokenizer
 from vllm.v1.attention.ops.registry import get_reference_op
 
 VOCAB = 96
-BYTE_VOCAB = 320
+BYTE_VOCAB = 264
 FOLDED = [token_id if token_id < 80 else token_id - 80 for token_id in range(VOCAB)]
 
 
