@@ -132,10 +132,10 @@ class Runner:
 
 
 def own_engines() -> tuple[Engine, Engine]:
-    """Returns this engine with the inputs that a file asks for, and with inputs of eight bits."""
+    """Returns this engine with inputs as they are, and with inputs of eight bits."""
     command = (sys.executable, "-m", "benchmarks.race_engine", *_ENGINE_ARGS)
     quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    own = Engine("ours", command, quiet)
+    own = Engine("ours", command, {**quiet, "VLLM_CPU_INT4_W4A8": "0"})
     rounding = {**quiet, "VLLM_CPU_INT4_W4A8": "1"}
     return own, Engine("ours, int8 inputs", command, rounding)
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "aligned.h"
@@ -37,7 +38,9 @@ constexpr int32_t kLeastLift = Kind == VN_CODE_INT4   ? 8
                                                       : 0;
 // The largest lifted code.
 template <int Kind>
-constexpr int kLargestCode = Kind == VN_CODE_INT6   ? 63
+constexpr int kLargestCode = Kind == kNarrowBytes   ? 7
+                             : Kind == kWideBytes   ? 2 * low_lift(VN_CODE_IQ3_XXS)
+                             : Kind == VN_CODE_INT6 ? 63
                              : Kind == VN_CODE_E2M1 ? 24
                              : Kind == VN_CODE_ODD4 ? 30
                              : Kind == VN_CODE_UINT2 || Kind == VN_CODE_INT2 ? 3
@@ -65,6 +68,7 @@ inline int32_t four_of(const int8_t* inputs) {
 
 #if defined(__AVX512VNNI__)
 
+constexpr bool kDecodesAll = false;
 template <int Kind>
 constexpr int32_t kLift = kIsFullByte<Kind> ? 128 : kLeastLift<Kind>;
 // Steps of four inputs whose sums fit in sixteen bits, where they are not added to those of 32 at once.
@@ -123,6 +127,7 @@ VN_INLINE Ints add_shorts(Ints sum, Shorts) { return sum; }
 
 #elif defined(__AVX2__)
 
+constexpr bool kDecodesAll = false;
 template <int Kind>
 constexpr int32_t kLift = kLeastLift<Kind>;
 // A pair of products of full bytes fits in sixteen bits; of lower codes so many steps do.
@@ -277,6 +282,8 @@ VN_INLINE Shorts add_short(Shorts sum, ByteCodes<Kind> codes, const int8_t* inpu
 
 #else
 
+// Nobody waits for these: a tile of each kind would only be compiled.
+constexpr bool kDecodesAll = true;
 template <int Kind>
 constexpr int32_t kLift = 0;
 template <int Kind>
@@ -349,7 +356,10 @@ constexpr int kByteTileVecs = R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVe
 template <int Kind, CodeFetch kAsks>
 struct StoredBytes {
   static constexpr bool kIsDecoded = false;
+  static constexpr int kKind = Kind;
   const PanelView& panel;
+
+  static constexpr int32_t lift() { return kLift<Kind>; }
 
   // Calls body(part, bytes) for the parts of a unit.
   template <bool kFetches, typename Body>
@@ -359,12 +369,19 @@ struct StoredBytes {
   }
 };
 
-// The same, made bytes of once for many tiles: units from `begin` on.
+// The same, made bytes of once for many tiles: units from `begin` on. Of one kind of bytes for several
+// kinds of codes, which differ by what they are lifted by.
 template <int Kind>
 struct DecodedBytes {
   static constexpr bool kIsDecoded = true;
+  static constexpr int kKind = Kind;
   const ByteCodes<Kind>* all;  // [units, parts, 64 / 16]
   int64_t begin;
+  int32_t own_lift;
+
+  VN_INLINE int32_t lift() const {
+    return Kind == kNarrowBytes || Kind == kWideBytes ? own_lift : kLift<Kind>;
+  }
 
   template <bool kFetches, typename Body>
   VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
@@ -376,16 +393,34 @@ struct DecodedBytes {
   }
 };
 
-template <int Kind>
-inline void decode_bytes(const PanelView& panel, int64_t begin, int64_t end, ByteCodes<Kind>* out) {
+template <typename Decoded, int Kind>
+VN_INLINE Decoded as_kind(const ByteCodes<Kind>& codes) {
+  if constexpr (std::is_same_v<Decoded, ByteCodes<Kind>>) {
+    return codes;
+  } else {
+    Decoded result;
+    static_assert(sizeof(result) == sizeof(codes));
+    std::memcpy(&result, &codes, sizeof(codes));
+    return result;
+  }
+}
+
+template <int Kind, typename Decoded>
+inline void decode_bytes(const PanelView& panel, int64_t begin, int64_t end, Decoded* out) {
   constexpr int kParts = kUnitCodes<Kind> / 4;
   const StoredBytes<Kind, kFetchLater> stored = {panel};
-  for (int64_t at = begin; at < end; ++at) {
-    each<kPanelVecs>([&](auto vec) VN_NOW {
-      stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
-        out[((at - begin) * kParts + part) * kPanelVecs + vec] = codes;
-      });
+  const auto decode = [&](int64_t at, int vec) VN_NOW {
+    stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
+      out[((at - begin) * kParts + part) * kPanelVecs + vec] = as_kind<Decoded>(codes);
     });
+  };
+  for (int64_t at = begin; at < end; ++at) {
+    if constexpr (kIsLow<Kind>) {
+      // Many steps each.
+      for (int vec = 0; vec < kPanelVecs; ++vec) decode(at, vec);
+    } else {
+      each<kPanelVecs>([&](auto vec) VN_NOW { decode(at, vec); });
+    }
   }
 }
 
@@ -462,12 +497,13 @@ VN_INLINE void dot_units(const Source& source, const int8_t* const* inputs, int6
 }
 
 // Adds groups begin .. end - 1 to sums, rows of kPanel.
-template <int Kind, int R, typename Source>
-inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& panel,
-                          const Source& source, const WidenedScales& widened, int64_t begin,
-                          int64_t end, float* sums) {
-  constexpr int C = kByteTileVecs<R>;
+template <int R, typename Source>
+VN_APART void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& panel,
+                            const Source& source, const WidenedScales& widened, int64_t begin,
+                            int64_t end, float* sums) {
+  constexpr int C = kByteTileVecs<R>, Kind = Source::kKind;
   const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
+  const int64_t units = ceil_div(panel.cols, kUnitCodes<Kind>);
   const int8_t* inputs[R];
   const float* input_scales[R];
   const int32_t* totals[R];
@@ -490,8 +526,8 @@ inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& pan
     for (int64_t g = begin; g < end; ++g) {
       Ints chains[R * C];
       dot_units<Kind, R, C>(
-          source, inputs, g * group_units, std::min(panel.units, (g + 1) * group_units), first,
-          [&](auto i) VN_NOW { return fill_ints(-kLift<Kind> * totals[i / C][g]); }, chains);
+          source, inputs, g * group_units, std::min(units, (g + 1) * group_units), first,
+          [&](auto i) VN_NOW { return fill_ints(-source.lift() * totals[i / C][g]); }, chains);
       each<C>([&](auto c) VN_NOW {
         const int64_t at = (first + c) * kLanes;
         const Vec own = load(widened.scales(g) + at);
@@ -519,26 +555,39 @@ inline void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& pan
   }
 }
 
+// One row: memory is the limit.
+template <int Kind, typename Body>
+VN_INLINE void run_alone(const ByteInputs& x, const PanelView& panel, Body&& run_tile) {
+  const std::integral_constant<int, 1> one;
+  if (x.units.fetches_alone) {
+    run_tile(one, 0, StoredBytes<Kind, kFetchNone>{panel});
+  } else {
+    run_tile(one, 0, StoredBytes<Kind, kFetchNext>{panel});
+  }
+}
+
 // Rounded rows from `row` on . all outputs of a panel.
 template <int Kind>
 inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
                               const PanelView& panel, const PanelPart& part) {
+  using Decoded = ByteCodes<kind_of_bytes(Kind)>;
   thread_local WidenedScales widened;
-  thread_local std::vector<ByteCodes<Kind>, CacheLines<ByteCodes<Kind>>> codes;
+  thread_local std::vector<Decoded, CacheLines<Decoded>> codes;
   thread_local Floats sums;
   sums.resize(rows * kPanel);
   const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
   const int64_t step = std::max<int64_t>(1, kChain / panel.m.group);
-  // Where tiles are many, or codes take many steps, and a group's bytes stay in the first-level cache.
-  const int64_t few = kIsLow<Kind> ? 1 : kByteRows;
-  const bool decodes = kUnitCodes<Kind> > 4 && rows > few && panel.m.group <= kChain;
-  if (decodes) codes.resize(kChain / 4 * kPanelVecs);
+  // Where tiles are many, or codes take many steps; else where a group's bytes stay in the first-level
+  // cache.
+  const bool decodes = kIsLow<Kind> ? kDecodesAll || rows > 1
+                                    : kUnitCodes<Kind> > 4 && rows > kByteRows && panel.m.group <= kChain;
+  if (decodes) codes.resize(std::max<int64_t>(kChain, panel.m.group) / 4 * kPanelVecs);
   for (int64_t begin = 0; begin < panel.groups; begin += step) {
     const int64_t end = std::min(panel.groups, begin + step);
     widened.widen(panel, begin, end);
     const auto run_tile = [&](auto height, int64_t at, const auto& source) VN_NOW {
       float* own = sums.data() + at * kPanel;
-      dot_byte_tile<Kind, height>(x, row + at, panel, source, widened, begin, end, own);
+      dot_byte_tile<height>(x, row + at, panel, source, widened, begin, end, own);
       if (end < panel.groups) return;
       // Sums lie near one another until they are whole: rows of the output share places in caches.
       for (int r = 0; r < height; ++r) {
@@ -547,21 +596,17 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
       }
     };
     if (decodes) {
-      decode_bytes(panel, begin * group_units, std::min(panel.units, end * group_units),
-                   codes.data());
-      const DecodedBytes<Kind> source = {codes.data(), begin * group_units};
+      decode_bytes<Kind>(panel, begin * group_units, std::min(panel.units, end * group_units),
+                         codes.data());
+      constexpr int kOwn = kind_of_bytes(Kind);
+      const int64_t first = begin * panel.m.group / kUnitCodes<kOwn>;
+      const DecodedBytes<kOwn> source = {codes.data(), first, kLift<Kind>};
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
-    } else if (rows == 1 || kIsLow<Kind>) {
-      // Memory is the limit.
-      const std::integral_constant<int, 1> one;
-      for (int64_t at = 0; at < rows; ++at) {
-        if (x.units.fetches_alone) {
-          run_tile(one, at, StoredBytes<Kind, kFetchNone>{panel});
-        } else {
-          run_tile(one, at, StoredBytes<Kind, kFetchNext>{panel});
-        }
-      }
-    } else if constexpr (!kIsLow<Kind>) {
+    } else if constexpr (kIsLow<Kind>) {
+      if constexpr (!kDecodesAll) run_alone<Kind>(x, panel, run_tile);
+    } else if (rows == 1) {
+      run_alone<Kind>(x, panel, run_tile);
+    } else {
       const StoredBytes<Kind, kFetchLater> source = {panel};
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
     }

@@ -23,31 +23,31 @@ inline int find_step(const PanelView& panel) {
   return 0;
 }
 
-// decode_bytes, with signs.
+// decode_bytes of a panel's groups, with signs.
 template <int Kind>
-inline void decode_signed(const PanelView& panel, int64_t begin, int64_t end, uint32_t* out) {
+void decode_signed(const PanelView& panel, int64_t first, int64_t last, uint32_t* out) {
   constexpr int kParts = kUnitCodes<Kind> / 4;
+  const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
   const StoredBytes<Kind, kFetchLater> stored = {panel};
   const __m512i lift = _mm512_set1_epi8(static_cast<char>(kLift<Kind>));
-  for (int64_t at = begin; at < end; ++at) {
-    each<kPanelVecs>([&](auto vec) VN_NOW {
+  for (int64_t at = first * group_units; at < last * group_units; ++at) {
+    for (int vec = 0; vec < kPanelVecs; ++vec) {
       stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
-        uint32_t* line = out + ((at - begin) * kParts + part) * kPanel + vec * kLanes;
-        _mm512_storeu_si512(line, _mm512_sub_epi8(codes.v, lift));
+        _mm512_storeu_si512(out + part * kPanel + vec * kLanes, _mm512_sub_epi8(codes.v, lift));
       });
-    });
+    }
+    out += kParts * kPanel;
   }
 }
+using DecodeSigned = void (*)(const PanelView&, int64_t, int64_t, uint32_t*);
 
-// What a group's whole sums add to the sums of a row.
-template <int Kind>
-VN_INLINE void add_group(const int32_t* whole, const WidenedScales& widened, int64_t g,
+// What a group's whole sums add to the sums of a row; `unit` is what a code of one stands for.
+VN_INLINE void add_group(const int32_t* whole, const WidenedScales& widened, int64_t g, float unit,
                          bool has_offsets, float input_scale, int32_t total, float* sums) {
   const float inputs_of_group = input_scale * static_cast<float>(total);
   each<kPanelVecs>([&](auto c) VN_NOW {
     constexpr int at = c * kLanes;
-    const Vec own = load(widened.scales(g) + at);
-    const Vec step = Kind == VN_CODE_E2M1 ? mul(own, fill(0.5f)) : own;
+    const Vec step = mul(load(widened.scales(g) + at), fill(unit));
     const Vec codes = {_mm512_cvtepi32_ps(_mm512_loadu_si512(whole + at))};
     const Vec before = g == 0 ? zero() : load(sums + at);
     Vec after = fused(codes, mul(step, fill(input_scale)), before);
@@ -57,9 +57,8 @@ VN_INLINE void add_group(const int32_t* whole, const WidenedScales& widened, int
 }
 
 // As dot_byte_panel_of; `step` is find_step's.
-template <int Kind>
 inline void dot_tiled_panel(const ByteInputs& x, int64_t row, int64_t rows, const PanelView& panel,
-                            const PanelPart& part, int step) {
+                            const PanelPart& part, int step, DecodeSigned decode) {
   thread_local WidenedScales widened;
   thread_local std::vector<uint32_t, CacheLines<uint32_t>> codes;
   thread_local Floats sums;
@@ -68,11 +67,11 @@ inline void dot_tiled_panel(const ByteInputs& x, int64_t row, int64_t rows, cons
   const int64_t group = panel.m.group, groups = std::max<int64_t>(1, kChain / group);
   codes.resize(groups * group / 4 * kPanel);
   const bool has_offsets = panel.m.offsets != nullptr;
+  const float unit = panel.m.code_kind == VN_CODE_E2M1 ? 0.5f : 1.0f;
   for (int64_t begin = 0; begin < panel.groups; begin += groups) {
     const int64_t end = std::min(panel.groups, begin + groups);
     widened.widen(panel, begin, end);
-    const int64_t group_units = group / kUnitCodes<Kind>;
-    decode_signed<Kind>(panel, begin * group_units, end * group_units, codes.data());
+    decode(panel, begin, end, codes.data());
     for (int64_t at = 0; at < rows; at += kMostByteRows) {
       const int count = static_cast<int>(std::min<int64_t>(kMostByteRows, rows - at));
       const int8_t* inputs = x.codes + (row + at) * x.stride;
@@ -81,8 +80,8 @@ inline void dot_tiled_panel(const ByteInputs& x, int64_t row, int64_t rows, cons
         dot_bytes_by_tiles(own, codes.data() + (g - begin) * group / 4 * kPanel, group, step, whole);
         for (int r = 0; r < count; ++r) {
           const int64_t place = (row + at + r) * x.groups + g;
-          add_group<Kind>(whole + r * kPanel, widened, g, has_offsets, x.scales[place], x.sums[place],
-                          sums.data() + (at + r) * kPanel);
+          add_group(whole + r * kPanel, widened, g, unit, has_offsets, x.scales[place], x.sums[place],
+                    sums.data() + (at + r) * kPanel);
         }
       }
       if (end < panel.groups) continue;
@@ -105,7 +104,7 @@ void VN_DOT_BYTE_PANEL(const ByteInputs& x, int64_t row, int64_t rows, const vn_
     VN_BUILD::dot_byte_panel(x, row, rows, m, part);
   } else {
     VN_BUILD::with_byte_kind(panel.m.code_kind, [&](auto kind) {
-      VN_BUILD::dot_tiled_panel<kind>(x, row, rows, panel, part, step);
+      VN_BUILD::dot_tiled_panel(x, row, rows, panel, part, step, VN_BUILD::decode_signed<kind>);
     });
   }
 }

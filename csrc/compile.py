@@ -34,6 +34,8 @@ _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", 
 _FLAGS += ["-fvisibility=hidden", "-g0", "-Wall", "-Wextra"]
 # GCC's own intrinsics trip these two.
 _FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+# Of the portable build where all but very old processors run another: it compiles in a third.
+_SELDOM_RUN = ["-O2"]
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", *_AVX2]
 _VNNI = ["-mavx512vnni", *_AVX512]
@@ -74,7 +76,8 @@ def is_x86() -> bool:
 
 def vector_builds() -> list[VectorBuild]:
     """Return the builds of this kind of processor; which one runs is chosen at run time."""
-    builds = [VectorBuild("portable", "kPortableBuild", [])]
+    seldom = _SELDOM_RUN if is_x86() else []
+    builds = [VectorBuild("portable", "kPortableBuild", seldom)]
     if is_x86():
         builds.append(VectorBuild("avx2", "kAvx2Build", _AVX2))
         builds.append(VectorBuild("avx512", "kAvx512Build", _AVX512))

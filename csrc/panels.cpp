@@ -63,14 +63,15 @@ inline void dot_coded(const float* const* x, const PanelView& panel, const Widen
     }
     constexpr int kBeside = C % 2 == 0 ? 2 : 1;
     each<C / kBeside>([&](auto pair) VN_NOW {
-      Unit<Kind> units[kBeside];
+      UnitValues<Kind> values[kBeside];
       each<kBeside>([&](auto i) VN_NOW {
-        units[i] = panel.template unit<Kind, kFetchNext>(at, first + pair * kBeside + i);
+        values[i] = UnitValues<Kind>(
+            panel.template unit<Kind, kFetchNext>(at, first + pair * kBeside + i));
       });
       each<kCodes>([&](auto j) VN_NOW {
         each<kBeside>([&](auto i) VN_NOW {
           constexpr int c = pair * kBeside + i;
-          const Vec weight = weight_of<kHasOffset>(value_of<Kind, j>(units[i]), scales[c], offsets[c]);
+          const Vec weight = weight_of<kHasOffset>(values[i].template of<j>(), scales[c], offsets[c]);
           each<R>([&](auto r) VN_NOW {
             chain[r * C + c] = fma(fill(inputs[r][j]), weight, chain[r * C + c]);
           });
@@ -95,13 +96,14 @@ inline void decode_panel(const PanelView& panel, const WidenedScales& widened, i
       load_group<kHasOffset, C>(widened, g, first, scales, offsets);
       until = (g + 1) * group_units;
     }
-    each<C>([&](auto c) VN_NOW {
+    for (int c = 0; c < C; ++c) {
       const Unit<Kind> unit = panel.template unit<Kind, kFetchNext>(at, first + c);
+      const UnitValues<Kind> values(unit);
       each<kCodes>([&](auto j) VN_NOW {
         store(out + ((at * kCodes + j - begin) * C + c) * kLanes,
-              weight_of<kHasOffset>(value_of<Kind, j>(unit), scales[c], offsets[c]));
+              weight_of<kHasOffset>(values.template of<j>(), scales[c], offsets[c]));
       });
-    });
+    }
   }
 }
 

@@ -19,6 +19,10 @@
 namespace vn {
 namespace VN_BUILD {
 
+// What codes of less than four bits are once they are bytes, sixteen to a unit: those of two and three
+// bits, and those of tables. Four kinds of a compilation's tiles stand for seven of files.
+constexpr int kNarrowBytes = 100, kWideBytes = 101;
+
 // Codes of a unit; its words; and words of two units side by side, where they share one.
 struct UnitShape {
   int codes, words;
@@ -33,6 +37,8 @@ constexpr UnitShape unit_shape(int32_t kind) {
       return {16, 3, false};
     case VN_CODE_UINT2:
     case VN_CODE_INT2:
+    case kNarrowBytes:
+    case kWideBytes:
       return {16, 1, false};
     case VN_CODE_INT3:
     case VN_CODE_IQ1:
@@ -78,6 +84,23 @@ constexpr int input_spread(int32_t kind) {
 // Whether codes are made bytes of before all else.
 template <int Kind>
 constexpr bool kIsLow = Kind >= VN_CODE_UINT2 && Kind <= VN_CODE_IQ3_XXS;
+
+// The kind of a kind's codes as bytes.
+constexpr int kind_of_bytes(int kind) {
+  switch (kind) {
+    case VN_CODE_UINT2:
+    case VN_CODE_INT2:
+    case VN_CODE_INT3:
+      return kNarrowBytes;
+    case VN_CODE_IQ1:
+    case VN_CODE_IQ2:
+    case VN_CODE_IQ2_XXS:
+    case VN_CODE_IQ3_XXS:
+      return kWideBytes;
+    default:
+      return kind;
+  }
+}
 
 // Of codes of a table: what each of its numbers stands for.
 constexpr int8_t kIq1Values[8] = {-9, -7, -1, 1, 7, 9, 0, 0};
@@ -375,20 +398,39 @@ VN_INLINE Vec byte_of(Words w) {
 }
 #endif
 
-// The values of code J of a unit.
-template <int Kind, int J>
-VN_INLINE Vec value_of(const Unit<Kind>& unit) {
-  if constexpr (kIsLow<Kind>) {
-    constexpr int kSpread = input_spread(Kind), kRun = 4 * kSpread;
-    constexpr int kPart = J / kRun * kSpread + J % kSpread, kByte = J % kRun / kSpread;
-    return byte_of<kByte, low_lift(Kind)>(four_codes<Kind, kPart>(unit));
-  } else if constexpr (Kind == VN_CODE_INT6) {
-    const Words four = six_bits<J / 8 * 2 + J % 2>(unit.words[J / 8], unit.words[2]);
-    return code_of<VN_CODE_INT6, J % 8 / 2>(four);
-  } else {
-    return code_of<Kind, J>(unit.words[0]);
+// The values of a unit's codes, as floats.
+template <int Kind>
+struct UnitValues {
+  // Of codes that are made bytes of: these. Else the unit's own words.
+  static constexpr int kWords = kIsLow<Kind> || Kind == VN_CODE_INT6 ? kUnitCodes<Kind> / 4 : 1;
+  Words words[kWords];
+
+  UnitValues() = default;
+  VN_INLINE explicit UnitValues(const Unit<Kind>& unit) {
+    each<kWords>([&](auto part) VN_NOW {
+      if constexpr (kIsLow<Kind>) {
+        words[part] = four_codes<Kind, part>(unit);
+      } else if constexpr (Kind == VN_CODE_INT6) {
+        words[part] = six_bits<part>(unit.words[part / 2], unit.words[2]);
+      } else {
+        words[part] = unit.words[part];
+      }
+    });
   }
-}
+  // Of code J.
+  template <int J>
+  VN_INLINE Vec of() const {
+    if constexpr (kIsLow<Kind>) {
+      constexpr int kSpread = input_spread(Kind), kRun = 4 * kSpread;
+      constexpr int kPart = J / kRun * kSpread + J % kSpread, kByte = J % kRun / kSpread;
+      return byte_of<kByte, low_lift(Kind)>(words[kPart]);
+    } else if constexpr (Kind == VN_CODE_INT6) {
+      return code_of<VN_CODE_INT6, J % 8 / 2>(words[J / 8 * 2 + J % 2]);
+    } else {
+      return code_of<Kind, J>(words[0]);
+    }
+  }
+};
 
 }  // namespace VN_BUILD
 }  // namespace vn

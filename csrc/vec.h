@@ -22,6 +22,8 @@ constexpr int kLanes = 16;
 // Arrays of vectors stay in registers only where every index is a constant of one function.
 #define VN_NOW __attribute__((always_inline))
 #define VN_INLINE inline VN_NOW
+// A function of its own: what a compiler inlines unasked moves with how much else a file holds.
+#define VN_APART __attribute__((noinline))
 
 template <typename Body, int... I>
 VN_INLINE void call_each(Body&& body, std::integer_sequence<int, I...>) {

@@ -155,8 +155,8 @@ _READERS: dict[str, Callable[[], Any]] = {
     ),
     # GiB of host memory for KV blocks on the CPU platform; unset: derived from free memory.
     "VLLM_CPU_KVCACHE_SPACE": lambda: _number("VLLM_CPU_KVCACHE_SPACE", None, float, 0.001),
-    # Whether inputs of products with four-bit weights are rounded to eight bits.
     "VLLM_CPU_AMX_INT8": lambda: _flag("VLLM_CPU_AMX_INT8", False),
+    # What --quantized-inputs auto stands for: 1 int8, else exact.
     "VLLM_CPU_INT4_W4A8": lambda: _flag("VLLM_CPU_INT4_W4A8", False),
     # CPUs that a worker's threads keep to: auto and nobind (any), "0-3,8", by rank "0-3|4-7".
     "VLLM_CPU_OMP_THREADS_BIND": lambda: os.environ.get("VLLM_CPU_OMP_THREADS_BIND") or "auto",

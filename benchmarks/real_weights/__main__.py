@@ -4,8 +4,9 @@
     make real MODELS=all            Qwen 2.5 Coder 0.5B, too
 
 Fetches the models into the user's cache folder, pinned and checksummed, and checks each: log
-probabilities against transformers, equal bits however a chat is computed, answers by sixty
-schemas. Prints one JSON line a model; the exit code is 1 if anything was not as it should be.
+probabilities against transformers, equal bits however a chat is computed, perplexity by how inputs
+and the cache are rounded, answers by sixty schemas. Prints one JSON line a model; the exit code is
+1 if anything was not as it should be.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from benchmarks.real_weights.checks import (
     check_schemas,
 )
 from benchmarks.real_weights.models import MODELS, USUAL, ModelUnavailableError, fetch
+from benchmarks.real_weights.perplexity import check_perplexity
 from benchmarks.real_weights.schemas import list_schemas
 from benchmarks.result import print_result
 
@@ -31,6 +33,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=list(USUAL), help="Names, or all.")
     parser.add_argument("--texts", type=int, default=20, help="For log probabilities.")
     parser.add_argument("--chats", type=int, default=200, help="For equal bits.")
+    parser.add_argument("--tokens", type=int, default=20_000, help="For perplexity.")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     names = list(MODELS) if "all" in args.models else args.models
@@ -50,6 +53,7 @@ def main() -> int:
                 check_log_probabilities, num_texts=args.texts, seed=args.seed
             ),
             "exactness": partial(check_exactness, num_chats=args.chats, seed=args.seed),
+            "perplexity": partial(check_perplexity, num_tokens=args.tokens),
             "schemas": partial(check_schemas, schemas=list_schemas()),
         }
         figures = {}

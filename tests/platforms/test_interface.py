@@ -1,5 +1,7 @@
 """Defaults that hold on any platform."""
 
+from dataclasses import replace
+
 import pytest
 
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig
@@ -51,6 +53,31 @@ def test_config_is_filled_in_without_touching_the_argument() -> None:
 def test_an_explicit_dtype_stays() -> None:
     config = VllmConfig(model_config=ModelConfig("m", dtype="bfloat16"))
     assert CpuPlatform().check_and_update_config(config).model_config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "expected"),
+    [
+        ("auto", None, "exact"),
+        ("auto", "1", "int8"),
+        ("auto", "0", "exact"),
+        ("exact", "1", "exact"),
+        ("int8", "0", "int8"),
+        ("int8", None, "int8"),
+    ],
+)
+def test_the_variable_says_what_automatic_inputs_are_and_a_flag_outdoes_it(
+    option: str, variable: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_INT4_W4A8", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_CPU_INT4_W4A8", variable)
+    config = VllmConfig(model_config=ModelConfig("m", quantized_inputs=option))
+    for platform in (CpuPlatform(), SizedPlatform()):
+        updated = platform.check_and_update_config(
+            replace(config, device_config=DeviceConfig("auto"))
+        )
+        assert updated.model_config.quantized_inputs == expected
 
 
 def test_another_device_is_refused() -> None:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vllm import envs
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.shards import ShardFinder, find_whole
 
@@ -95,6 +96,12 @@ class Platform(ABC):
         declared = hf_config.get("torch_dtype") or hf_config.get("dtype")
         return declared if declared in ("float16", "bfloat16", "float32") else "bfloat16"
 
+    def _find_automatic(self, config: VllmConfig) -> dict[str, str]:
+        """Return the model's options that are "auto" and stand for something else."""
+        rounding = "int8" if envs.VLLM_CPU_INT4_W4A8 else "exact"
+        found = {"dtype": self.default_dtype(config), "quantized_inputs": rounding}
+        return {k: v for k, v in found.items() if getattr(config.model_config, k) == "auto"}
+
     def default_block_size(self, hf_config: Mapping[str, Any]) -> int | None:
         """Return what an unset ``--block-size`` means for a model; None: the model's own default.
 
@@ -125,11 +132,12 @@ class Platform(ABC):
         changes: dict[str, Any] = {
             "device_config": dataclasses.replace(config.device_config, device=self.device_type)
         }
-        if config.model_config is not None and config.model_config.dtype == "auto":
+        if config.model_config is not None and (found := self._find_automatic(config)):
             # A plain copy: replace() would rerun the constructor, which records its own
             # max_model_len argument as what the user passed.
             model_config = copy.copy(config.model_config)
-            model_config.dtype = self.default_dtype(config)
+            for name, value in found.items():
+                setattr(model_config, name, value)
             changes["model_config"] = model_config
         return dataclasses.replace(config, **changes)
 

@@ -62,7 +62,7 @@ def write_plain(kind: str, state: dict[str, torch.Tensor], folder: Path) -> None
         (folder / "model.safetensors.index.json").write_text(index)
 
 
-def answer(model: Path, folder: Path | None) -> tuple[list[list[int]], list[int]]:
+def answer(model: Path, folder: Path | None, **options: Any) -> tuple[list[list[int]], list[int]]:
     """Two prompts' greedy answers and hits, by an engine with or without a folder."""
     rng = random.Random(21)
     prompts = [[rng.randrange(5, RAW["vocab_size"]) for _ in range(n)] for n in (100, 333)]
@@ -71,6 +71,7 @@ def answer(model: Path, folder: Path | None) -> tuple[list[list[int]], list[int]
         "block_size": 32,
         "max_model_len": 512,
         "kv_cache_memory_bytes": 8 << 20,
+        **options,
     }
     if folder is not None:
         tier = {"type": "fs", "root_dir": str(folder), "max_size": "64MiB"}
@@ -95,11 +96,11 @@ def test_rounded_inputs_have_rows_of_their_own(
 ) -> None:
     model, folder = write_kind("gguf", tmp_path / "checkpoint"), tmp_path / "cache"
     assert answer(model, folder)[1] == [0, 0]
+    rounded, hits = answer(model, folder, quantized_inputs="int8")
+    assert hits == [0, 0]
     monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "1")
-    assert answer(model, folder)[1] == [0, 0]
-    assert answer(model, folder)[1] == [96, 320]
-    monkeypatch.delenv("VLLM_CPU_INT4_W4A8")
-    assert answer(model, folder)[1] == [96, 320]
+    assert answer(model, folder) == (rounded, [96, 320])
+    assert answer(model, folder, quantized_inputs="exact")[1] == [96, 320]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -101,6 +101,7 @@ class EngineArgs:
     )
     dtype: str = option_of(ModelConfig, "dtype")
     quantization: str | None = option_of(ModelConfig, "quantization")
+    quantized_inputs: str = option_of(ModelConfig, "quantized_inputs")
     load_format: str = option_of(LoadConfig, "load_format")
     revision: str | None = option(
         None, "Branch, tag or commit of a hub id. Default: main.", group="model"

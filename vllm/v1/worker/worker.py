@@ -229,7 +229,7 @@ class Worker:
                 described,
                 self._model_spec.names.translate,
                 self._find_shard,
-                rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
+                rounds_inputs=model_config.quantized_inputs == "int8",
                 ops=self._make_op_resolver(),
             )
             found, self._find_shard = packed, packed.find_shard
@@ -292,7 +292,7 @@ class Worker:
         weights = GgufWeights(
             checkpoint,
             self._drafts_file,
-            rounds_inputs=envs.VLLM_CPU_INT4_W4A8,
+            rounds_inputs=self._config.model_config.quantized_inputs == "int8",
             ops=self._make_op_resolver(),
             pack=self._platform.find_block_packer(),
         )

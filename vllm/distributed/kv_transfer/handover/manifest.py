@@ -6,7 +6,6 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from vllm import envs
 from vllm.distributed.kv_transfer.handover.fingerprint import fingerprint_weights
 from vllm.distributed.kv_transfer.handover.messages import Hello
 
@@ -59,7 +58,7 @@ def make_manifest(
             for tensor in kv_cache_config.kv_cache_tensors[:1]
         ),
         # Named where it is not the usual, so that engines and folders of before still match.
-        **({"inputs of products": "int8"} if envs.VLLM_CPU_INT4_W4A8 else {}),
+        **({"inputs of products": "int8"} if model.quantized_inputs == "int8" else {}),
     }
 
 

@@ -1,0 +1,74 @@
+"""Perplexity of a trained model over English prose, by how products and the cache are rounded.
+
+The text is the reference of the Python language, which every interpreter carries
+(``pydoc_data.topics``). It is read in windows, each with the model's own first token, and every
+token after a window's first is scored.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from pydoc_data.topics import topics
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.real_weights.checks import Report, open_engine
+from vllm import LLM, SamplingParams
+
+WINDOW = 1024
+# By how much of it a rounding may raise the perplexity before something is broken.
+_MOST = 0.01
+# What an engine is told, by the name of the way of rounding.
+ROUNDINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "exact": {"quantized_inputs": "exact"},
+        "int8_inputs": {"quantized_inputs": "int8"},
+        "float16_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "float16"},
+        "bfloat16_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "bfloat16"},
+    }
+)
+
+
+def check_perplexity(path: Path, num_tokens: int) -> Report:
+    """Measure each way of rounding.
+
+    Args:
+        path: The model's file.
+        num_tokens: So many are scored, or the windows that hold as many.
+    """
+    report = Report({})
+    windows: list[list[int]] = []
+    for name, options in ROUNDINGS.items():
+        with open_engine(path, **options) as llm:
+            windows = windows or cut_windows(llm, num_tokens)
+            loss, count = score(llm, windows)
+        report.figures[name] = math.exp(loss / count)
+        report.figures["tokens"] = count
+        excess = report.figures[name] / report.figures["exact"] - 1
+        if excess > _MOST:
+            report.faults.append(f"{name}: {excess:.2%} above the exact {report.figures['exact']}")
+    return report
+
+
+def cut_windows(llm: LLM, num_tokens: int) -> list[list[int]]:
+    """Return windows of the text's tokens, so many that as many are scored."""
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    first = tokenizer.encode("")
+    ids = tokenizer.encode("\n".join(topics[name] for name in sorted(topics)))[len(first) :]
+    size = WINDOW - len(first)
+    whole = [first + ids[at : at + size] for at in range(0, len(ids) - size, size)]
+    return whole[: -(-num_tokens // (WINDOW - 1))]
+
+
+def score(llm: LLM, windows: list[list[int]]) -> tuple[float, int]:
+    """Return minus the sum of the log probabilities, and of how many tokens."""
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    loss, count = 0.0, 0
+    for window in windows:
+        (output,) = llm.generate([{"prompt_token_ids": window}], params, use_tqdm=False)
+        assert output.prompt_logprobs is not None
+        told = zip(output.prompt_logprobs[1:], window[1:], strict=True)
+        loss -= sum(entry[token].logprob for entry, token in told)
+        count += len(window) - 1
+    return loss, count
