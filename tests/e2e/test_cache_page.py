@@ -151,3 +151,46 @@ def test_a_wrong_key_is_said(dev_server: ServerProcess, browser: Chromium) -> No
     assert browser.errors == []
     browser.type("#key", "wrong", enter=True)
     browser.wait_for("document.querySelector('#gate-note').textContent.includes('not valid')")
+
+
+def test_thoughts_calls_and_several_chats(scripted: ServerProcess, browser: Chromium) -> None:
+    """A server without keys, which shows its cache to nobody."""
+    tool = {"name": "look_up", "description": "Looks up.", "input_schema": {"type": "object"}}
+    browser.open(f"{scripted.url}/")
+    browser.wait_for("document.querySelector('#model') && document.querySelector('#model').value")
+    assert not browser.evaluate("document.querySelector('#cache-off').hidden")
+    fields = json.dumps({"#max-tokens": 200, "#temperature": 0, "#tools": json.dumps([tool])})
+    browser.evaluate(
+        f"for (const [id, value] of Object.entries({fields})) {{"
+        "const f = document.querySelector(id); f.value = value;"
+        "f.dispatchEvent(new Event('input')); }"
+        "document.querySelector('#thinking').click()"
+    )
+    browser.type("#ask", "How is the weather in Bergen?", enter=True)
+    browser.wait_for("document.querySelectorAll('.call textarea').length == 1")
+    assert browser.evaluate("document.querySelector('.thought').open") is False
+    assert "I look it up." in browser.evaluate("document.querySelector('.thought').textContent")
+    call = browser.evaluate("document.querySelector('.call').textContent")
+    assert "Calls look_up" in call
+    assert "Bérgen 🏔" in call
+    browser.type(".call textarea", "It rains.")
+    browser.evaluate("document.querySelector('#send').click()")
+    browser.wait_for(
+        "document.querySelector('#stop').hidden && "
+        "document.querySelectorAll('.turn.assistant').length == 2"
+    )
+    said = browser.evaluate("document.querySelectorAll('.turn.user')[1].textContent")
+    assert "Result of look_up" in said
+    assert "It rains." in said
+    # Another conversation, back to the first one, and one that is deleted.
+    browser.evaluate("document.querySelector('#new').click()")
+    browser.type("#ask", "Hello", enter=True)
+    browser.wait_for(
+        "document.querySelector('#stop').hidden && "
+        "document.querySelectorAll('.turn.assistant').length == 1"
+    )
+    browser.evaluate("document.querySelectorAll('#list .title')[1].click()")
+    browser.wait_for("document.querySelectorAll('.turn.assistant').length == 2")
+    browser.evaluate("document.querySelector('#list .quiet').click()")
+    browser.wait_for("document.querySelectorAll('#list li').length == 1")
+    assert browser.errors == []

@@ -46,6 +46,8 @@ function choose(other) {
 
 function remove(other) {
   chats = chats.filter(one => one !== other);
+  // What only this conversation used may go first now; that it fails changes nothing here.
+  fetch(`v1/cache/sessions/${encodeURIComponent(other.id)}/end`, {method: "POST", headers: headers()}).catch(() => {});
   save();
   if (other === chat) { if (chats.length) choose(chats[0]); else begin(); } else drawList();
 }
@@ -289,7 +291,7 @@ async function answer() {
   };
   try {
     const response = await fetch("v1/messages", {method: "POST", signal: running.signal,
-      headers: headers({"Content-Type": "application/json"}), body: JSON.stringify(asked)});
+      headers: headers({"Content-Type": "application/json", "X-Session-Id": own.id}), body: JSON.stringify(asked)});
     if (!response.ok) throw new Error(await complaint(response));
     for await (const event of events(response)) {
       take(turn, event);
