@@ -68,7 +68,7 @@ class Case:
             rate = self.flood if name == FLOODER else self.others
             draws = Draws(seed, stream)
             floods = name == FLOODER
-            prompts = self._new_prompts(stream) if floods else _turns(stream, draws)
+            prompts = self._new_prompts(stream) if floods else turns(stream, draws)
             time_s = 0.0
             while rate:
                 # A Poisson process, by thinning a fine grid: Draws has uniform numbers only.
@@ -126,7 +126,7 @@ class Case:
             yield [next(ids) for _ in range(self.flood_spans)]
 
 
-def _turns(stream: int, draws: Draws) -> Iterator[list[int]]:
+def turns(stream: int, draws: Draws) -> Iterator[list[int]]:
     """Yield prompts of conversations that begin alike and are at different turns."""
     ids = iter(range((stream + 1) << 40, (stream + 2) << 40))
     start = [next(ids) for _ in range(START_SPANS)]

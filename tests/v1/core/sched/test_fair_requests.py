@@ -3,7 +3,13 @@
 from collections import Counter
 
 from tests.v1.core.sched.builders import answer, make_request, make_scheduler
-from vllm.config.tenants import Tenant, TenantsConfig, TokenWeights
+from vllm.config.tenants import (
+    BATCH_TENANT,
+    Tenant,
+    TenantsConfig,
+    TokenWeights,
+    with_batch_tenant,
+)
 from vllm.v1.core.sched.fair_requests import FairRequests
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -149,6 +155,39 @@ def test_a_later_class_gives_every_place_to_an_earlier_one():
         step(scheduler)
     # They are done: the others go on.
     assert Counter(request.request_id[0] for request in scheduler.running) == {"a": 4}
+
+
+def test_batches_get_little_of_a_step_beside_others_and_nothing_beside_prompts():
+    scheduler = make(with_batch_tenant(None), max_num_batched_tokens=1024)
+
+    def add_as(tenant: str, request_id: str, num_tokens: int, max_tokens: int) -> None:
+        first = hash(tuple(request_id.encode())) % (1 << 40)
+        prompt = range(first, first + num_tokens)
+        request = make_request(request_id, prompt, max_tokens, tenant=tenant)
+        scheduler.add_request(request)
+
+    add_as(BATCH_TENANT, "line0", 1500, 1)
+    # Alone it has whole steps.
+    assert step(scheduler).num_scheduled_tokens == {"line0": 1024}
+    add_as("default", "chat", 1200, 40)
+    assert step(scheduler).num_scheduled_tokens == {"chat": 1024}
+    assert step(scheduler).num_scheduled_tokens == {"chat": 176}
+    assert step(scheduler).num_scheduled_tokens == {"chat": 1, "line0": 128}
+    add_as(BATCH_TENANT, "line1", 1500, 1)
+    taken = [step(scheduler).num_scheduled_tokens for _ in range(6)]
+    assert all(sum(one.values()) <= 129 for one in taken)
+    assert sum(one.get("line0", 0) for one in taken) == 1500 - 1024 - 128
+    # When nobody has come for a while, whole steps again.
+    for _ in range(40):
+        step(scheduler)
+    assert "chat" not in scheduler.requests
+    add_as(BATCH_TENANT, "line2", 300, 1)
+    taken = [step(scheduler).num_scheduled_tokens for _ in range(3)]
+    assert max(sum(one.values()) for one in taken) <= 128
+    for _ in range(100):
+        step(scheduler)
+    add_as(BATCH_TENANT, "line3", 1500, 1)
+    assert step(scheduler).num_scheduled_tokens == {"line3": 1024}
 
 
 def test_without_tenants_nothing_of_it_is_built():

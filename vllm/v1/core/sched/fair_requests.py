@@ -9,8 +9,9 @@ a step       decodes, prompts of better rank, who waits with a better rank, defe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from vllm.config.tenants import BATCH_TENANT
 from vllm.v1.core.sched.fair_shares import FairShares, Rank
 from vllm.v1.core.sched.request_queue import (
     RequestQueue,
@@ -21,6 +22,11 @@ from vllm.v1.core.sched.requests import Requests
 from vllm.v1.core.sched.running_pass import RunningPass
 from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.request import Request
+
+# Tokens of batches' prompts in a step beside answers of others.
+_BATCH_TOKENS = 128
+# Steps after which those who left are not expected back: batches get whole steps again.
+_QUIET_STEPS = 100
 
 
 class FairRequestQueue(RequestQueue):
@@ -129,6 +135,8 @@ class FairRequests(Requests):
         self._num_charged: dict[Request, int] = {}
         # The best rank of prompts that go on after those who wait with a better one.
         self._deferred_rank: Rank | None = None
+        # Since a request was alive that is no batch's; at first nobody is expected.
+        self._num_quiet_steps = _QUIET_STEPS
 
     def _name_of(self, request: Request) -> str:
         return self.shares.name_of(request.tenant)
@@ -201,6 +209,9 @@ class FairRequests(Requests):
         """
         for request in self.running:
             self._charge_output(request)
+        self._num_quiet_steps += 1
+        if self.shares.has_others(BATCH_TENANT):
+            self._num_quiet_steps = 0
         if not self.prefilling or not self.shares.are_contested:
             return ()
         prefilling = self.prefilling
@@ -216,6 +227,28 @@ class FairRequests(Requests):
         if deferred:
             self._deferred_rank = self._rank_of(deferred[0])
         return deferred
+
+    def find_chunk_cap(
+        self, request: Request, num_scheduled_tokens: Mapping[str, int]
+    ) -> int | None:
+        """Return how many tokens of a batch's prompt a step may have; see ``Requests``.
+
+        A step takes as long as it has tokens, and whoever comes meanwhile waits for its end: so
+        beside the work of others batches get little of a step, and nothing beside their prompts.
+        """
+        is_batch = self._name_of(request) == BATCH_TENANT
+        if not is_batch or request.num_computed_tokens >= request.num_prompt_tokens:
+            return None
+        if self._num_quiet_steps > _QUIET_STEPS:
+            return None
+        if any(self._name_of(other) != BATCH_TENANT for other in self.prefilling):
+            return 0
+        taken = sum(
+            count
+            for request_id, count in num_scheduled_tokens.items()
+            if count > 1 and self._name_of(self.by_id[request_id]) == BATCH_TENANT
+        )
+        return max(0, _BATCH_TOKENS - taken)
 
     def end_deferral(self) -> None:
         """Whoever waits may have what is left of the step."""

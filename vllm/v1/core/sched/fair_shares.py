@@ -79,6 +79,10 @@ class FairShares:
         priority = self._config.tenants[tenant].priority
         self._floors[priority] = max(self._floors.get(priority, 0.0), self._counters[tenant])
 
+    def has_others(self, tenant: str) -> bool:
+        """Whether another tenant has a request that is alive."""
+        return any(count for name, count in self._num_alive.items() if name != tenant)
+
     @property
     def are_contested(self) -> bool:
         """Whether several tenants want something."""

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,17 @@ class Requests:
             The last ones that go on only with what waiting ones leave of the step: none.
         """
         return ()
+
+    def find_chunk_cap(
+        self, request: Request, num_scheduled_tokens: Mapping[str, int]
+    ) -> int | None:
+        """Return how many tokens of a request a step may have; None: as many as it has room for.
+
+        Args:
+            request: The request.
+            num_scheduled_tokens: Of the step so far, by request.
+        """
+        return None
 
     def end_deferral(self) -> None:
         """Whoever waits may have what is left of the step."""

@@ -243,11 +243,15 @@ def choose_chunk(
     Returns:
         Tokens to compute, perhaps 0 in this step, and what the encoder must provide for them.
     """
+    most = held.requests.find_chunk_cap(request, step.num_scheduled_tokens)
+    if most is not None:
+        num_new_tokens = min(num_new_tokens, most)
     decision = held.encoder.decide(request, start, num_new_tokens, step.encoder_budget)
     if decision.num_new_tokens:
         fitting = fit_chunk(held.manager, step, request, start, decision.num_new_tokens)
         decision.num_new_tokens = fitting
-        step.holds_admission |= fitting == 0
+        # What is capped waits for no larger budget.
+        step.holds_admission |= fitting == 0 and most is None
     return decision
 
 
