@@ -46,7 +46,7 @@ class NgramTable:
         name: Published name, without ".weight".
         num_rows: Rows.
         width: Values of a row.
-        is_coded: Whether they are FP8 with scales of their own, not floats.
+        num_scales: Powers of two of a row of FP8; 0: rows are floats.
         dtype: Type of the floats that stand for the table until it is read from.
         readers: Reads pieces side by side.
 
