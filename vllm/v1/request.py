@@ -169,7 +169,7 @@ class Request(TokenSequence):
         self.session = session
         if options.session_id is not None and not options.skip_cache_insert:
             self.session = session_number(options.session_id, tenant, cache_salt)
-        # What it leaves goes first: checkpoints as spare ones, other rows as superseded ones.
+        # What it leaves goes first, as spare checkpoints do.
         self.is_spare = options.is_spare
 
         # A resumable request gets further input while it lives; None in the queue ends it.

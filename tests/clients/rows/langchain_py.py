@@ -6,7 +6,7 @@ from client import ASK, MODEL, TOO_LONG, TURNS, URL, V1, Row, run
 from langchain_anthropic import ChatAnthropic
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 from pydantic import BaseModel
@@ -63,11 +63,22 @@ def _structured(row: Row) -> None:
     row.shown = repr(made)
 
 
+def _embeddings(row: Row) -> None:
+    # It would else cut texts into tokens of OpenAI's own models.
+    model = OpenAIEmbeddings(
+        model=MODEL, base_url=V1, api_key="none", check_embedding_ctx_length=False
+    )
+    one, two = model.embed_documents(["One two", "three"])
+    assert model.embed_query("One two") == one != two
+    row.shown = f"{len(one)} dimensions"
+
+
 run(
     {
         "ChatOpenAI, langgraph agent": lambda row: _agent(row, _openai()),
         "ChatOpenAI, responses": lambda row: _agent(row, _openai(use_responses_api=True)),
         "ChatAnthropic, langgraph agent": lambda row: _agent(row, _anthropic()),
+        "OpenAIEmbeddings": _embeddings,
         "structured output": _structured,
         "context overflow": lambda row: _overflow(row, _openai()),
         "context overflow, messages": lambda row: _overflow(row, _anthropic()),

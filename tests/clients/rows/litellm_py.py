@@ -39,9 +39,34 @@ def _overflow(row: Row, **fields: Any) -> None:
     raise AssertionError("no error")
 
 
+def embeddings(row: Row) -> None:
+    made = litellm.embedding(
+        model=f"openai/{MODEL}", api_base=V1, api_key="none", input=["One two", "three"]
+    )
+    assert len(made.data) == 2
+    row.shown = f"{len(made.data[0]['embedding'])} dimensions"
+
+
+def rerank(row: Row) -> None:
+    """By the shapes of Cohere's API and of Jina's."""
+    for provider, base in (("cohere", URL), ("jina_ai", V1)):
+        ranked = litellm.rerank(
+            model=f"{provider}/{MODEL}",
+            api_base=f"{base}/rerank" if provider == "jina_ai" else base,
+            api_key="none",
+            query="One?",
+            documents=["One two", "three"],
+            top_n=1,
+        )
+        assert len(ranked.results) == 1
+        row.shown = f"{ranked.results[0]['relevance_score']:.3f}"
+
+
 run(
     {
         "chat, 10 turns": agent,
+        "embeddings": embeddings,
+        "rerank, as Cohere's and Jina's": rerank,
         "context overflow": lambda row: _overflow(row, model=f"openai/{MODEL}", api_base=V1),
         "context overflow, messages": lambda row: _overflow(
             row, model=f"anthropic/{MODEL}", api_base=URL

@@ -85,12 +85,23 @@ def context_overflow(row: Row) -> None:
 
 def not_served(row: Row) -> None:
     try:
-        client.embeddings.create(model=MODEL, input="x")
+        client.moderations.create(model=MODEL, input="x")
     except openai.NotFoundError as error:
-        assert "Embeddings" in str(error)
+        assert "Moderation" in str(error)
         row.shown = "NotFoundError"
         return
     raise AssertionError("no error")
+
+
+def embeddings(row: Row) -> None:
+    """It asks for base64 by itself, and decodes it."""
+    texts = ["One two", "three"]
+    packed = client.embeddings.create(model=MODEL, input=texts).data
+    plain = client.embeddings.create(model=MODEL, input=texts, encoding_format="float").data
+    assert [item.embedding for item in packed] == [item.embedding for item in plain]
+    short = client.embeddings.create(model=MODEL, input=texts[0], dimensions=16).data[0]
+    assert len(short.embedding) == 16
+    row.shown = f"{len(plain[0].embedding)} dimensions"
 
 
 def image(row: Row) -> None:
@@ -177,6 +188,7 @@ run(
         "chat, streamed": chat_stream,
         "responses, 10 turns": responses_agent,
         "context overflow": context_overflow,
+        "embeddings": embeddings,
         "what is not served": not_served,
         "image, refused": image,
         "wrong key, refused": wrong_key,

@@ -10,6 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from tests.entrypoints.pooling.test_checkpoints import write_modules, write_settings
+from tests.model_executor.models.decoder.reference import qwen3
+from tests.tokenizers.family_tokenizers import byte_level
+from vllm.config import ModelConfig
+from vllm.entrypoints.pooling.find_plan import find_plan
 from vllm.entrypoints.pooling.sentence_files import has_sentence_files, read_plan
 from vllm.entrypoints.pooling.vectors import cosine, encode_base64, to_signed_bits
 from vllm.exceptions import ConfigError, UnsupportedModelError, UserInputError
@@ -176,3 +180,15 @@ def test_bits_and_bytes() -> None:
     assert to_signed_bits(np.array([0, -1, 1, 1, -1, -1, -1, 5], np.float32)) == [0b10110001 - 128]
     assert encode_base64(np.array([1.0], np.float32)) == "AACAPw=="
     assert encode_base64(np.array([1.0], np.float32), "float16", "big") == "PAA="
+
+
+def test_a_reranker_whose_prompt_is_not_known(tmp_path: Path) -> None:
+    write_modules(tmp_path, [("LogitScore", {"true_token_id": 3, "false_token_id": 4})])
+    raw = {**qwen3(), "vocab_size": 320}
+    model = ModelConfig(str(tmp_path), path=str(tmp_path), hf_config=raw)
+    tokenizer = byte_level()
+    assert tokenizer.chat_template is not None
+    with pytest.raises(UnsupportedModelError, match="LogitScore"):
+        find_plan(model, tokenizer)
+    (tmp_path / "modules.json").unlink()
+    assert find_plan(model, tokenizer).yes_no is None

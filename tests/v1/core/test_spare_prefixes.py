@@ -100,7 +100,7 @@ def test_their_blocks_stand_below_the_regular_ones(name: str) -> None:
     pool, index = driver.coordinator.block_pool, driver.coordinator.index
     keyed = [block for block in pool.blocks if block.key is not None]
     assert keyed
-    assert {pool.tier_of(block) for block in keyed} == {Tier.COLD}
+    assert {pool.tier_of(block) for block in keyed} == {Tier.SPARE}
     assert {r.standing for r in index.checkpoints.values()} <= {CheckpointStanding.SPARE}
     driver.add(text_of(1, 300), 4)
     driver.run_all()

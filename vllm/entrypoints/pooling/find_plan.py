@@ -7,12 +7,13 @@ from pathlib import Path
 from vllm.config import ModelConfig
 from vllm.entrypoints.pooling.plan import VectorPlan, YesNo
 from vllm.entrypoints.pooling.sentence_files import has_sentence_files, read_plan
-from vllm.exceptions import ConfigError
+from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.models.registry import resolve_model
 from vllm.tokenizers import Tokenizer
 
 # Its config.json is that of the model it was trained from.
 _RERANKER = re.compile(r"qwen3-reranker", re.IGNORECASE)
+_KNOWN_PROMPT = "Judge whether the Document meets the requirements"
 _RERANKER_FLAG = "is_original_qwen3_reranker"
 
 
@@ -29,6 +30,11 @@ def find_plan(model: ModelConfig, tokenizer: Tokenizer) -> VectorPlan:
         plan = read_plan(folder, parsed.hidden_size, generates=model.generates)
     else:
         plan = VectorPlan(size=parsed.hidden_size, generates=model.generates)
+    if plan.yes_no is not None and not _has_known_prompt(tokenizer):
+        raise UnsupportedModelError(
+            f"{folder}: its modules name a LogitScore, and its chat template is not that of "
+            "Qwen3-Reranker: how it asks about a query and a document is not known here."
+        )
     names = (model.model, model.path or "", *model.served_model_names, *model.aliases)
     is_named = any(_RERANKER.search(name) for name in names)
     if plan.yes_no is None and (is_named or model.hf_config.get(_RERANKER_FLAG)):
@@ -40,3 +46,9 @@ def find_plan(model: ModelConfig, tokenizer: Tokenizer) -> VectorPlan:
             )
         plan = replace(plan, yes_no=YesNo(*(i for i in ids if i is not None)))
     return plan
+
+
+def _has_known_prompt(tokenizer: Tokenizer) -> bool:
+    """Whether the template of a reranker writes the one prompt that is known."""
+    template = tokenizer.chat_templates.get("default", _KNOWN_PROMPT)
+    return _KNOWN_PROMPT in template

@@ -32,7 +32,7 @@ __all__ = ["BlockHashToBlockMap", "BlockPool", "TieredPool"]
 
 logger = init_logger(__name__)
 
-_SCRATCH, _FILLER, _COLD, _REGULAR = Tier.SCRATCH, Tier.FILLER, Tier.COLD, Tier.REGULAR
+_SCRATCH, _FILLER, _SPARE, _REGULAR = Tier.SCRATCH, Tier.FILLER, Tier.SPARE, Tier.REGULAR
 _CLAIMED, _PINNED = Tier.CLAIMED, Tier.PINNED
 
 
@@ -107,7 +107,7 @@ class TieredPool:
         # Free blocks that are kept for others than whose request takes some now.
         self.num_kept = 0
         # Where a free block stands; of no meaning for a held one. Most have keys, and without pins
-        # and claims these are in REGULAR, or COLD where the index says so: of them it is not noted.
+        # and claims these are in REGULAR, or SPARE if the index says so: of them it is not noted.
         self._tier_of: list[Tier] = [_SCRATCH] * num_gpu_blocks
 
     def _lay_out_tiers(self) -> tuple[_Tiers, _Tiers]:
@@ -118,8 +118,9 @@ class TieredPool:
         live = [FreeKVCacheBlockQueue([]) for _ in range(_REGULAR + 1, _PINNED)]
         regular = self.ranked or FreeKVCacheBlockQueue([])
         tiers = (first, *low, regular, *live, pinned)
-        # Without ranks there are no spare checkpoints, and none of running requests apart.
-        used = tiers if self.ranked else (first, tiers[Tier.COLD], regular, tiers[_CLAIMED], pinned)
+        # Without ranks there is no filler, and checkpoints of running requests do not stand apart.
+        few = (tiers[_SPARE], tiers[Tier.COLD], regular, tiers[_CLAIMED])
+        used = tiers if self.ranked else (first, *few, pinned)
         return tiers, used
 
     # ---- counts ------------------------------------------------------------------------------
@@ -135,8 +136,8 @@ class TieredPool:
 
     @property
     def num_spare_blocks(self) -> int:
-        """Free blocks of spare checkpoints."""
-        return self.tiers[_FILLER].num_free_blocks + self.tiers[Tier.SPARE].num_free_blocks
+        """Free blocks of spare prefixes."""
+        return self.tiers[_FILLER].num_free_blocks + self.tiers[_SPARE].num_free_blocks
 
     @property
     def proven_share(self) -> float:
@@ -164,7 +165,7 @@ class TieredPool:
         """Return the tier of a free block that has keys, or had them until now; without pins."""
         if self.claims.holds(block):
             return _CLAIMED
-        return _COLD if block.block_id in self.index.spare_ids else _REGULAR
+        return _SPARE if block.block_id in self.index.spare_ids else _REGULAR
 
     # ---- taking and giving back --------------------------------------------------------------
 

@@ -24,7 +24,7 @@ class BlockIndex(Protocol):
 
     @property
     def spare_ids(self) -> Collection[int]:
-        """Ids of blocks that stand in the cold tier when free, if they carry keys."""
+        """Ids of blocks that stand in the spare tier when free, if they carry keys."""
         ...
 
     def forget(self, block: KVCacheBlock, *, is_held: bool = False) -> Sequence[KVCacheBlock]:

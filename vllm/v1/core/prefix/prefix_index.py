@@ -16,7 +16,7 @@ from vllm.v1.core.retention.tiers import Tier
 from vllm.v1.core.values.free_block_queue import KVCacheBlock
 from vllm.v1.core.values.hit import Checkpoint
 
-_SCRATCH, _COLD, _REGULAR = Tier.SCRATCH, Tier.COLD, Tier.REGULAR
+_SCRATCH, _SPARE, _REGULAR = Tier.SCRATCH, Tier.SPARE, Tier.REGULAR
 
 
 def _tier_of(records: Sequence[Checkpoint]) -> Tier:
@@ -115,7 +115,7 @@ class PrefixIndex:
     def tier(self, block: KVCacheBlock) -> Tier:
         """Return where a free block belongs: with the best of what it serves."""
         if block.key is not None:
-            return _COLD if block.block_id in self.spare_ids else _REGULAR
+            return _SPARE if block.block_id in self.spare_ids else _REGULAR
         records = self.members.entered.get(block.block_id)
         return _tier_of(records) if records else _SCRATCH
 
@@ -127,7 +127,7 @@ class PrefixIndex:
         for block in blocks:
             if block.key is not None:
                 is_spare = bool(spare_ids) and block.block_id in spare_ids
-                tiers.append(_COLD if is_spare else _REGULAR)
+                tiers.append(_SPARE if is_spare else _REGULAR)
                 continue
             records = entered.get(block.block_id, ())
             if records is not last:
@@ -233,6 +233,9 @@ class PrefixIndex:
                 old = index.setdefault(prefix_hash, block)
                 if old is block:
                     continue
+                if is_spare and old.block_id not in self.spare_ids:
+                    # It may stand in for the other one from now on, which is not spare.
+                    self.spare_ids.discard(block.block_id)
                 duplicates.setdefault(prefix_hash, []).append(block)
                 if self._ranks_blocks and old.ref_cnt == 0:
                     emptied += self._give_up(old, group_id, prefix_hash)

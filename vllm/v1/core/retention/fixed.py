@@ -79,7 +79,7 @@ class FixedPolicy:
         """Return one tier for all, but for spare ones, and what only one that is not lean needs."""
         del is_used
         if standing.is_spare:
-            return Tier.COLD
+            return Tier.SPARE
         if is_lean or standing is CheckpointStanding.JUNCTION:
             return Tier.REGULAR
         return Tier.COLD

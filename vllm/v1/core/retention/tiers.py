@@ -8,7 +8,8 @@ class Tier(IntEnum):
 
     SCRATCH   nothing can hit it: never hashed, or its keys are gone
     FILLER    spare checkpoints on a grid, the youngest first
-    SPARE     spare checkpoints near prompts' ends: nobody asked for them, nobody hit them yet
+    SPARE     spare checkpoints near prompts' ends: nobody asked for them, nobody hit them yet; and
+              all that requests left whose prefixes are spare (``RequestOptions.is_spare``)
     COLD      hashed, but superseded by something better
     WARM      spare checkpoints of a kind that is hit as often as those that were asked for
     REGULAR   hashed; the policy says which goes first
