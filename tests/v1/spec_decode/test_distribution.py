@@ -192,8 +192,9 @@ def test_an_engine_with_drafts_samples_from_the_distribution(
     write_checkpoint(tmp_path, config, tensors)
     plain = make_core(tmp_path, None, num_blocks=1500)
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    # Its text repeats, so that prompt lookup finds what the model says next.
-    prompt = Session(plain).serve([3, 1, 4, 1, 5], greedy).tokens * 3
+    # The text that repeats most, so that prompt lookup finds what the model says next.
+    texts = [Session(plain).serve([3, 1, 4, 1, last], greedy).tokens for last in range(5, 21)]
+    prompt = min(texts, key=lambda tokens: len(set(tokens))) * 3
     core = make_core(tmp_path, raw, num_blocks=1500)
     session = Session(core)
     params = {"temperature": 1.0, "top_k": 5, "max_tokens": 3, "ignore_eos": True}

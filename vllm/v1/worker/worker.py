@@ -81,6 +81,7 @@ class Worker:
         self._find_shard = self._entry.make_shard_finder(self._model_spec, self._share)
         self._dtype = resolve_dtype(vllm_config.model_config.dtype)
         self._model: Any = None
+        self._num_previous_tokens = 0
         self._stored: list[StoredTensor] = []
         self._quantization: WeightQuantization | None = None
         self._runner: ModelRunner | None = None
@@ -185,7 +186,9 @@ class Worker:
         self._stored = []
         if self._quantization is not None:
             self._quantization.finish_loading()
-        if self._model.num_previous_tokens:
+        # Platforms may wrap the model: its own word is kept.
+        self._num_previous_tokens = self._model.num_previous_tokens
+        if self._num_previous_tokens:
             folder = model_config.tokenizer or model_config.path or model_config.model
             is_drawn = load_config.load_format == "dummy"
             self._model.bind_tokenizer(None if is_drawn else Tokenizer.from_folder(folder))
@@ -346,7 +349,7 @@ class Worker:
                 max_model_len=self._config.model_config.max_model_len,
                 vocab_size=self._model_spec.vocab_size,
                 seed=self._config.model_config.seed,
-                num_previous_tokens=self._model.num_previous_tokens,
+                num_previous_tokens=self._num_previous_tokens,
                 keeps_all=self._config.cache_config.enable_prefix_caching
                 or self._config.kv_transfer_config is not None,
             ),
