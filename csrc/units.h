@@ -20,7 +20,7 @@ namespace vn {
 namespace VN_BUILD {
 
 // What codes of less than four bits are once they are bytes, sixteen to a unit: those of two and three
-// bits, and those of tables. Four kinds of a compilation's tiles stand for seven of files.
+// bits, and those of tables. These two stand for seven kinds of files.
 constexpr int kNarrowBytes = 100, kWideBytes = 101;
 
 // Codes of a unit; its words; and words of two units side by side, where they share one.

@@ -11,6 +11,7 @@ import httpx
 import openai.types.chat
 import openai.types.responses
 import pytest
+from pydantic import BaseModel
 
 from tests.e2e.server_process import NO_TLS, ServerProcess
 
@@ -67,24 +68,24 @@ def compared(http: httpx.Client, said: str, earlier: str | None, **fields: Any) 
 
 
 def message(http: httpx.Client, text: str, status: int = 200, **fields: Any) -> Json:
-    headers = fields.pop("headers", {})
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 3, **fields}
-    reply = http.post("/v1/messages", json=body, headers=headers)
-    assert reply.status_code == status, reply.text
-    told: Json = reply.json()
-    if status == 200:
-        anthropic.types.Message.model_validate(told)
-    return told
+    return _say(http, "/v1/messages", anthropic.types.Message, text, status, **fields)
 
 
 def chat(http: httpx.Client, text: str, status: int = 200, **fields: Any) -> Json:
+    kind = openai.types.chat.ChatCompletion
+    return _say(http, "/v1/chat/completions", kind, text, status, **fields)
+
+
+def _say(
+    http: httpx.Client, path: str, kind: type[BaseModel], text: str, status: int, **fields: Any
+) -> Json:
     headers = fields.pop("headers", {})
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 3, **fields}
-    reply = http.post("/v1/chat/completions", json=body, headers=headers)
+    reply = http.post(path, json=body, headers=headers)
     assert reply.status_code == status, reply.text
     told: Json = reply.json()
     if status == 200:
-        openai.types.chat.ChatCompletion.model_validate(told)
+        kind.model_validate(told)
     return told
 
 

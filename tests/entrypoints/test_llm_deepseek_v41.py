@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from tests.model_executor.models.deepseek_v41.reference import Reference, State
-from tests.model_executor.models.deepseek_v41.tiny import BYTE_VOCAB, write_checkpoint
+from tests.model_executor.models.deepseek_v41.tiny import (
+    BYTE_VOCAB,
+    count_block_rows,
+    write_checkpoint,
+)
 from tests.model_executor.models.hf_reference import random_tokens
 from tools.checkpoints.published_spelling import Spelling
 from vllm import LLM, SamplingParams
 from vllm.exceptions import CheckpointError, ConfigError, UserInputError
-from vllm.model_executor.models.deepseek_v41.block import DeepseekV41Block
 
 pytestmark = pytest.mark.slow
 
@@ -94,14 +97,7 @@ def test_without_a_prefix_cache_the_decoder_is_lazy(
 ) -> None:
     """Layers above the cut compute a prompt's end alone, and the answers are the same."""
     folder, reference = checkpoint
-    counts: list[int] = []
-    forward = DeepseekV41Block.forward
-
-    def count_rows(block: DeepseekV41Block, streams: torch.Tensor, *others: Any) -> Any:
-        counts.append(len(streams))
-        return forward(block, streams, *others)
-
-    monkeypatch.setattr(DeepseekV41Block, "forward", count_rows)
+    counts = count_block_rows(monkeypatch)
     prompts = [tokens(150, 5), tokens(40, 6)]
     settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 64}
     with open_llm(folder, **settings) as llm:

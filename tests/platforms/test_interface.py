@@ -55,6 +55,15 @@ def test_an_explicit_dtype_stays() -> None:
     assert CpuPlatform().check_and_update_config(config).model_config.dtype == "bfloat16"
 
 
+def test_a_default_is_asked_for_only_where_it_counts() -> None:
+    class Asked(SizedPlatform):
+        def default_dtype(self, config: VllmConfig) -> str:
+            raise AssertionError("a card may be looked at, and a warning logged")
+
+    config = VllmConfig(model_config=ModelConfig("m", dtype="bfloat16"))
+    assert Asked().check_and_update_config(config).model_config.dtype == "bfloat16"
+
+
 @pytest.mark.parametrize(
     ("option", "variable", "expected"),
     [

@@ -98,9 +98,13 @@ class Platform(ABC):
 
     def _find_automatic(self, config: VllmConfig) -> dict[str, str]:
         """Return the model's options that are "auto" and stand for something else."""
-        rounding = "int8" if envs.VLLM_CPU_INT4_W4A8 else "exact"
-        found = {"dtype": self.default_dtype(config), "quantized_inputs": rounding}
-        return {k: v for k, v in found.items() if getattr(config.model_config, k) == "auto"}
+        found = {}
+        # Asked only where it counts: a GPU looks at the card, and may warn.
+        if config.model_config.dtype == "auto":
+            found["dtype"] = self.default_dtype(config)
+        if config.model_config.quantized_inputs == "auto":
+            found["quantized_inputs"] = "int8" if envs.VLLM_CPU_INT4_W4A8 else "exact"
+        return found
 
     def default_block_size(self, hf_config: Mapping[str, Any]) -> int | None:
         """Return what an unset ``--block-size`` means for a model; None: the model's own default.

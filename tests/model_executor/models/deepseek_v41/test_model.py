@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from tests.model_executor.models.deepseek_v41.reference import Reference, State
-from tests.model_executor.models.deepseek_v41.tiny import FOLDED, random_weights, tiny_v41
+from tests.model_executor.models.deepseek_v41.tiny import (
+    FOLDED,
+    count_block_rows,
+    random_weights,
+    tiny_v41,
+)
 from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import random_tokens
-from vllm.model_executor.models.deepseek_v41.block import DeepseekV41Block
 from vllm.model_executor.models.deepseek_v41.config import DeepseekV41Config
 from vllm.model_executor.models.deepseek_v41.kv_cache import deepseek_v41_kv_cache_specs
 from vllm.model_executor.models.deepseek_v41.model import DeepseekV41ForCausalLM
@@ -128,14 +132,7 @@ def test_the_decoder_leaves_out_what_no_output_depends_on(
 ) -> None:
     model, reference = both
     ids = random_tokens(120, 6)
-    counts: list[int] = []
-    forward = DeepseekV41Block.forward
-
-    def count_rows(block: DeepseekV41Block, streams: torch.Tensor, *others: Any) -> Any:
-        counts.append(len(streams))
-        return forward(block, streams, *others)
-
-    monkeypatch.setattr(DeepseekV41Block, "forward", count_rows)
+    counts = count_block_rows(monkeypatch)
     expected = run_reference(reference, ids, [120])
     harness = make_harness(model)
     alone, other = harness.add(ids), harness.add(random_tokens(120, 7))

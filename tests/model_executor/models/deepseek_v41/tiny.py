@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Regex, normalizers
 
@@ -11,6 +12,7 @@ from tests.model_executor.models.hf_reference import YARN, randomize_
 from tests.model_executor.published import decode_plainly
 from tests.tokenizers.family_tokenizers import byte_level
 from tools.checkpoints.published_spelling import Spelling, write_config, write_shards
+from vllm.model_executor.models.deepseek_v41.block import DeepseekV41Block
 from vllm.model_executor.models.deepseek_v41.config import DeepseekV41Config
 from vllm.model_executor.models.deepseek_v41.model import DeepseekV41ForCausalLM
 from vllm.tokenizers import Tokenizer
@@ -145,3 +147,16 @@ def write_checkpoint(
     write_config(nested | (spelling.config_fields() if spelling else {}), folder)
     (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(), encoding="utf-8")
     return Reference({**text, **own}, tensors, folded)
+
+
+def count_block_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns what grows by how many rows each block computes from now on."""
+    counts: list[int] = []
+    forward = DeepseekV41Block.forward
+
+    def count_rows(block: DeepseekV41Block, streams: torch.Tensor, *others: Any) -> Any:
+        counts.append(len(streams))
+        return forward(block, streams, *others)
+
+    monkeypatch.setattr(DeepseekV41Block, "forward", count_rows)
+    return counts
