@@ -57,6 +57,7 @@ class ModelConfig:
         generation_config: The checkpoint's generation_config.json, or empty.
         generates: Whether it has an output matrix, so that it generates text.
         placeholder_ids: Token ids that stand for images and the like, which prompts cannot have.
+        image_family: How it sees pictures, an ``ImageFamily``; None: it sees none.
         max_model_len: Longest prompt + answer in tokens.
         original_max_model_len: What the user passed: None when nothing, -1 for "what fits".
     """
@@ -106,6 +107,7 @@ class ModelConfig:
     generation_config: dict[str, Any] = field(default_factory=dict)
     generates: bool = True
     placeholder_ids: tuple[int, ...] = ()
+    image_family: Any = None
     max_logprobs: int = option(
         20,
         "Most a request may ask for; -1: all.",
