@@ -406,7 +406,7 @@ class DecoderLayers {
       rms_norm(own, latents.norm, 1.0f, latents.latent_dim, latents.eps, own);
       if (layer.frequencies != nullptr) {
         thread_local Floats turns;
-        find_turns(layer, step_.positions[row], turns);
+        find_turns(layer, row, turns);
         rotate_pairs(own + latents.latent_dim, turns.data(), layer.num_turned);
       }
       store_row(pages_, layer.cache, row, step_.positions[row], own);
@@ -464,7 +464,7 @@ class DecoderLayers {
         std::memcpy(stored + key_width, has_one_product ? keys : keys + key_width,
                     sizeof(float) * key_width);
       }
-      prepare_heads(layer, position, own, layer.has_own_rows ? stored : nullptr);
+      prepare_heads(layer, flat_row(row), own, layer.has_own_rows ? stored : nullptr);
       if (!layer.has_own_rows) return;
       store_row(pages_, layer.cache, row, position, stored);
       // Rounding here too keeps the result independent of where chunks end.
@@ -473,11 +473,20 @@ class DecoderLayers {
     return found;
   }
 
-  // What turns a row at a position; left alone where nothing is turned.
-  static void find_turns(const vn_decoder_layer& layer, int64_t position, Floats& turns) {
+  // What turns a flat row; left alone where nothing is turned.
+  void find_turns(const vn_decoder_layer& layer, int64_t row, Floats& turns) const {
     if (layer.frequencies == nullptr) return;
     turns.resize(layer.num_turned);
-    compute_turns(position, layer.frequencies, layer.num_turned / 2, turns.data());
+    const int64_t* axes = step_.axes;
+    if (axes == nullptr || layer.axis_of_pair == nullptr) {
+      const int64_t position = axes == nullptr ? step_.positions[row] : axes[row];
+      compute_turns(position, layer.frequencies, layer.num_turned / 2, turns.data());
+    } else {
+      for (int32_t i = 0; i < layer.num_turned / 2; ++i) {
+        const int64_t place = axes[layer.axis_of_pair[i] * step_.num_tokens + row];
+        compute_turns(place, layer.frequencies + i, 1, turns.data() + 2 * i);
+      }
+    }
     for (float& turn : turns) turn *= layer.magnitude;
   }
 
@@ -487,7 +496,7 @@ class DecoderLayers {
     const int64_t heads = layer.num_heads, d = layer.head_dim;
     for_rows(pool_, t_, 10 * heads * layer.num_turned, [&](int64_t row) {
       thread_local Floats turns;
-      find_turns(layer, step_.positions[flat_row(row)], turns);
+      find_turns(layer, flat_row(row), turns);
       for (int64_t h = 0; h < heads; ++h) {
         float* shared = queries + (row * heads + h) * d + layer.latents->latent_dim;
         rotate_pairs(shared, turns.data(), layer.num_turned);
@@ -496,11 +505,10 @@ class DecoderLayers {
   }
 
   // stored: keys, then values, or null.
-  void prepare_heads(const vn_decoder_layer& layer, int64_t position, float* queries,
-                     float* stored) {
+  void prepare_heads(const vn_decoder_layer& layer, int64_t row, float* queries, float* stored) {
     const int64_t d = layer.head_dim, num_heads = layer.num_heads, stride = query_stride(layer);
     thread_local Floats turns;
-    find_turns(layer, position, turns);
+    find_turns(layer, row, turns);
     const bool has_whole = layer.norms_whole_rows != 0;
     if (has_whole) {
       rms_norm(queries, layer.q_norm, 1.0f, num_heads * d, m_.norm_eps, queries);
@@ -514,6 +522,7 @@ class DecoderLayers {
       if (layer.frequencies != nullptr) rotate_halves(head, turns.data(), layer.num_turned);
     }
     if (layer.position_beta != 0.0f) {
+      const int64_t position = step_.positions[row];
       const float periods = static_cast<float>(position / layer.position_length);
       const float factor = 1.0f + layer.position_beta * std::log1p(periods);
       for (int64_t h = 0; h < num_heads; ++h) {
@@ -552,6 +561,9 @@ void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder_model&
     decode_matrix_row(m.embed, step.token_ids[row], own);
     for (int64_t i = 0; i < d; ++i) own[i] *= m.embedding_scale;
   });
+  for (int64_t i = 0; i < step.num_soft; ++i) {
+    std::memcpy(stream + step.soft_rows[i] * d, step.soft_values + i * d, sizeof(float) * d);
+  }
   const float* inputs = make_layer_inputs(pool, space, m, step, stream);
   DecoderLayers layers(pool, space, m, step, inputs);
   if (m.num_streams == 0) {

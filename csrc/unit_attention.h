@@ -295,6 +295,13 @@ class UnitAttention {
     return std::max(first, step_.read_from[request]);
   }
 
+  // Behind the last key that a row of the step sees: its own, or that of its picture, which ends in
+  // the step.
+  int64_t find_end(int64_t request, int64_t position) const {
+    if (layer_->sees_pictures == 0 || step_.sees_to == nullptr) return position + 1;
+    return step_.sees_to[step_.row_starts[request] + position - step_.starts[request]];
+  }
+
   // Positions from here on are the step's own rows. Those that it does not write are taken as they
   // are stored: its own may lack what they depend on.
   int64_t find_written(int64_t request) const {
@@ -308,7 +315,8 @@ class UnitAttention {
       return {span, &list, 0, static_cast<int64_t>(list.size()), 0, 0, 0};
     }
     const int64_t position = step_.starts[span.request] + span.first;
-    return {span, nullptr, find_first(span.request, position), position + span.count, 0, 0, 0};
+    const int64_t end = find_end(span.request, position + span.count - 1);
+    return {span, nullptr, find_first(span.request, position), end, 0, 0, 0};
   }
 
   // Whether the first of some keys is not there, which is noted: the step fails, and what is read of
@@ -380,6 +388,7 @@ class UnitAttention {
     }
     const int64_t ra = a.span.request, rb = b.span.request;
     if (end > std::min(find_written(ra), find_written(rb))) return false;
+    if (std::min(end, a.end) != std::min(end, b.end)) return false;
     const vn_cache& cache = layer_->cache;
     for (int64_t p = from; p < end; p = (p / cache.block_size + 1) * cache.block_size) {
       if (pages_.find_block(cache, ra, p) != pages_.find_block(cache, rb, p)) return false;
@@ -497,7 +506,7 @@ class UnitAttention {
     if (keys.list == nullptr) {
       const int64_t position = step_.starts[keys.span.request] + keys.span.first + i;
       low = find_first(keys.span.request, position);
-      high = position + 1;
+      high = find_end(keys.span.request, position);
     }
     low = std::max(low, begin) - begin;
     high = std::min(high, end) - begin;

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 20
+#define VN_ABI_VERSION 21
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -160,6 +160,13 @@ typedef struct {
   // Of a model with recurrent layers: what the drafts would do to their states, [layers, drafts,
   // C + F + H], F decays a row; written by a step, read when they are settled. Null without drafts.
   float* drafts;
+  // Of a step with pictures: flat rows [S] whose embeddings stand in soft_values [S, D] as they are.
+  int64_t num_soft;
+  const int64_t* soft_rows;
+  const float* soft_values;
+  const int64_t* axes;     // [3, T] number, row and column that turn rows; null: positions do
+  // [T] behind the last position that a row sees in layers that sees_pictures; null: its own.
+  const int64_t* sees_to;
 } vn_step;
 
 // ---- DeepSeek-V4 ----------------------------------------------------------------------------
@@ -353,6 +360,9 @@ typedef struct {
   vn_matrix input_gate, input_output;  // [w, D] and [D, w]; without data: the layer adds no input
   const float* input_norm;             // [D]
   vn_hyper attn_hyper, ffn_hyper;      // of a model with several streams
+  const int32_t* axis_of_pair;  // [turned / 2]: which of a row's axes turns each pair, or null: 0
+  int32_t sees_pictures;        // rows of one picture see each other both ways
+  int32_t unused;
 } vn_decoder_layer;
 
 typedef struct {

@@ -58,6 +58,11 @@ class ModelConfig:
         generates: Whether it has an output matrix, so that it generates text.
         placeholder_ids: Token ids that stand for images and the like, which prompts cannot have.
         image_family: How it sees pictures, an ``ImageFamily``; None: it sees none.
+        no_images_reason: Why it is.
+        tower_fingerprint: Names the tower that reads them, and how it does: part of a picture's
+            identity.
+        pictures_are_whole: Whether the rows of a picture see each other both ways, so that a step
+            holds all of one.
         max_model_len: Longest prompt + answer in tokens.
         original_max_model_len: What the user passed: None when nothing, -1 for "what fits".
     """
@@ -108,6 +113,9 @@ class ModelConfig:
     generates: bool = True
     placeholder_ids: tuple[int, ...] = ()
     image_family: Any = None
+    no_images_reason: str = "the model has no tower for pictures"
+    tower_fingerprint: str = ""
+    pictures_are_whole: bool = False
     max_logprobs: int = option(
         20,
         "Most a request may ask for; -1: all.",
@@ -192,5 +200,5 @@ class ModelConfig:
 
     @property
     def is_multimodal_model(self) -> bool:
-        """Whether the model takes images or sound; no served architecture does."""
-        return bool(self.image_tower)
+        """Whether the model takes images."""
+        return self.image_family is not None or bool(self.image_tower)

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import c_void_p, pointer
+from ctypes import addressof, c_int32, c_void_p, pointer
 from typing import Any
 
 import torch
@@ -52,8 +52,10 @@ from vllm.native.tensors import (
     can_read_tensors,
     find_packed,
     make_step,
+    put_pictures,
 )
 from vllm.v1.attention.metadata import CacheLayout, RequestSlice
+from vllm.v1.attention.step_pictures import StepPictures
 
 _ACTIVATIONS = {"silu": structs.SILU, "gelu_tanh": structs.GELU_TANH}
 
@@ -87,6 +89,7 @@ class NativeDecoder:
         config, bind = model.config, self._binder
         # Structs that others point to.
         self._parts: list[ctypes.Structure] = []
+        self._axes: list[ctypes.Array[c_int32]] = []
         self._drafts: torch.Tensor | None = None
         # The block that drafts has tables of its own groups alone.
         names = () if model.drafter is None else drafter_cache_names(config)
@@ -129,13 +132,20 @@ class NativeDecoder:
         positions: torch.Tensor,
         meta: NativeTables,
         kv_caches: Mapping[str, torch.Tensor],
+        pictures: StepPictures | None = None,
     ) -> torch.Tensor:
         """Return the residual stream fp32 ``[T, D]``; see ``DecoderForCausalLM``."""
         del kv_caches  # the structs hold their addresses
         stream = torch.empty(len(token_ids), self._model.config.hidden_size, dtype=torch.float32)
         if len(token_ids):
             self._drafts = self._make_room(meta.num_drafts)
+            images = self._model.config.images
+            if pictures is not None and images is not None:
+                # The embeddings of their tokens are overwritten, their layers' inputs are not.
+                token_ids = pictures.hide_ids(token_ids, images.input_token_id)
             step = make_step(token_ids, positions, meta, self._drafts)
+            if pictures is not None:
+                put_pictures(step, pictures, self._model.config.hidden_size)
             if (rows := self._decode_inputs(token_ids)) is not None:
                 step.input_rows = rows.data_ptr()
             self._context.decoder_forward(self._struct, step, stream)
@@ -262,6 +272,7 @@ class NativeDecoder:
             norms=(c_void_p * 4)(*in_order),
             window=plan.window,
             scalar=1.0 if block.scalar is None else float(block.scalar),
+            sees_pictures=self._model.config.sees_pictures_both_ways(plan),
         )
         if isinstance(block.attention, DeltaRuleNet):
             layer.has_own_rows = True
@@ -305,6 +316,10 @@ class NativeDecoder:
                 find_frequencies(plan.rope, torch.device("cpu"))
             )
             layer.magnitude, layer.num_turned = plan.rope.magnitude, plan.rope.dim
+            if plan.rope.sections:
+                axes = (c_int32 * (plan.rope.dim // 2))(*plan.rope.axis_of_pair)
+                self._axes.append(axes)
+                layer.axis_of_pair = addressof(axes)
 
     def _bind_recurrence(self, index: int, module: DeltaRuleNet) -> Any:
         bind, plan = self._binder, module.plan

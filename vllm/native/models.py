@@ -57,7 +57,15 @@ def make_native_model(
         return StepModel(own, build_native_tables, draw, forbid_tokens=forbid)
     decoder = NativeDecoder(model, layout, kv_caches, context, releases=releases)
     settle = decoder.settle_drafts if model.config.recurrences else None
-    return StepModel(decoder, build_native_tables, draw, settle, forbid, runs_drafter=True)
+    return StepModel(
+        decoder,
+        build_native_tables,
+        draw,
+        settle,
+        forbid,
+        runs_drafter=True,
+        takes_pictures=True,
+    )
 
 
 def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:

@@ -26,6 +26,7 @@ class NativeTables:
             length and its first block.
         block_ids: All tables, end to end.
         drafts: By request ``[R]``, how many of its last tokens are guesses; None: none are.
+        ends: By token ``[T]``, behind which position it sees nothing; None: its own.
     """
 
     num_requests: int
@@ -33,6 +34,7 @@ class NativeTables:
     numbers: "array[int]"
     block_ids: np.ndarray
     drafts: "array[int] | None" = None
+    ends: np.ndarray | None = None
 
     @property
     def num_drafts(self) -> int:
@@ -66,6 +68,7 @@ class NativeTables:
             num_drafts=self.drafts.buffer_info()[0] if kept and self.drafts else None,
             total_drafts=self.num_drafts if kept else 0,
             drafts=kept or None,
+            sees_to=None if self.ends is None else self.ends.ctypes.data,
         )
 
 
@@ -109,7 +112,13 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
             else np.zeros(0, dtype=np.int64)
         ),
         drafts=array("q", drafts) if any(drafts) else None,
+        ends=_find_ends(kept) if any(item.pictures for item in kept) else None,
     )
+
+
+def _find_ends(slices: Sequence[RequestSlice]) -> np.ndarray:
+    ends = np.concatenate([item.find_ends() for item in slices])
+    return ends.astype(np.int64, copy=False)
 
 
 def build_settled_tables(

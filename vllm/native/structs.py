@@ -3,7 +3,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 20
+ABI_VERSION = 21
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16 = range(8)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -70,6 +70,8 @@ class Step(ctypes.Structure):
         *_pointers("num_drafts"),
         ("total_drafts", c_int64),
         *_pointers("drafts"),
+        ("num_soft", c_int64),
+        *_pointers("soft_rows soft_values axes sees_to"),
     )
 
 
@@ -263,6 +265,8 @@ class DecoderLayer(ctypes.Structure):
         *_pointers("input_norm"),
         ("attn_hyper", Hyper),
         ("ffn_hyper", Hyper),
+        *_pointers("axis_of_pair"),
+        *_int32s("sees_pictures unused"),
     )
 
 

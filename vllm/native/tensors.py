@@ -44,6 +44,7 @@ from vllm.native.structs import (
 )
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.ops.stored import RowSource
+from vllm.v1.attention.step_pictures import StepPictures
 
 MAX_STREAMS = 8
 """Residual streams that the kernels mix at most."""
@@ -126,6 +127,23 @@ def make_step(
         count,
         0 if kept is None else address_of(kept, torch.float32, *kept.shape),
     )
+
+
+def put_pictures(step: Step, pictures: StepPictures, width: int) -> None:
+    """Puts what pictures change into a step's struct, which they must outlive.
+
+    Raises:
+        InvariantError: One of the tensors is not what the kernels take.
+
+    Mutates:
+        step.
+    """
+    count = len(pictures.rows)
+    step.num_soft = count
+    step.soft_rows = address_of(pictures.rows, torch.int64, count)
+    step.soft_values = address_of(pictures.values, torch.float32, count, width)
+    if pictures.axes is not None:
+        step.axes = address_of(pictures.axes, torch.int64, 3, step.num_tokens)
 
 
 def can_read(tensor: torch.Tensor) -> bool:

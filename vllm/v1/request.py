@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, auto
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
@@ -154,6 +155,7 @@ class Request(TokenSequence):
         self._read_params(reasoning_ended, reasoning_parser_kwargs)
         self.prompt_is_token_ids = prompt_is_token_ids
         self.mm_features: list[MultiModalFeatureSpec] = mm_features or []
+        self._mark_items()
 
         self.num_preemptions = self.next_decode_eligible_step = self.num_nans_in_logits = 0
         self.stop_reason: int | str | None = None
@@ -210,6 +212,13 @@ class Request(TokenSequence):
                 self.structured_output_request.reasoning = ReasoningTracker(params.reasoning)
                 self.structured_output_request.reasoning_ended = False
             self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+
+    def _mark_items(self) -> None:
+        """Mark items' ends: others may go on otherwise before them and behind them."""
+        places = [feature.mm_position for feature in self.mm_features]
+        ends = {end for own in places for end in (own.offset, own.offset + own.length)}
+        if ends:
+            self.cache_boundaries = tuple(sorted({*self.cache_boundaries, *ends} - {0}))
 
     @property
     def reads_all_rows(self) -> bool:
@@ -348,6 +357,21 @@ class Request(TokenSequence):
     def has_encoder_inputs(self) -> bool:
         """Whether it has multimodal items."""
         return bool(self.mm_features)
+
+    def encoder_key(self, input_id: int) -> str:
+        """Return under which the encoder's output of one item is kept.
+
+        Who finds it there learns that somebody sent the item, so tenants and salts have their own.
+        """
+        identifier = self.mm_features[input_id].identifier
+        if self.tenant is None and self.cache_salt is None:
+            return identifier
+        owner = repr((self.tenant, self.cache_salt)).encode()
+        return f"{sha256(owner).hexdigest()[:32]}:{identifier}"
+
+    def encoder_keys(self) -> list[str]:
+        """Return the keys of all items, in order."""
+        return [self.encoder_key(index) for index in range(len(self.mm_features))]
 
     def get_num_encoder_embeds(self, input_id: int) -> int:
         """Return the encoder embeddings of one multimodal item."""

@@ -86,7 +86,7 @@ def compute_half_turns(
     """Returns what turns pairs (i, i + P) of rows at int64 positions [N].
 
     Args:
-        positions: Of the rows.
+        positions: Of the rows; or [N, P], one of each pair.
         frequencies: fp32 [P].
         magnitude: Turned rows are scaled by it.
         dtype: Of the rows.
@@ -94,7 +94,8 @@ def compute_half_turns(
     Returns:
         Cosines [N, 1, 2 * P], and sines likewise, those of the first half negated.
     """
-    angles = positions.float().unsqueeze(1) * frequencies
+    by_pair = positions.float()
+    angles = (by_pair if by_pair.dim() > 1 else by_pair.unsqueeze(1)) * frequencies
     cos, sin = angles.cos().mul_(magnitude), angles.sin().mul_(magnitude)
     cosines, sines = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return cosines.to(dtype).unsqueeze(1), sines.to(dtype).unsqueeze(1)

@@ -9,6 +9,7 @@ EmbeddingGemma's tokens see both ways (arXiv:2509.20354).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm.model_executor.models.config_fields import FieldReader
@@ -33,6 +34,7 @@ from vllm.model_executor.models.decoder.rope_config import (
     read_rope_object,
     refuse_other_theta,
 )
+from vllm.model_executor.towers.config import read_gemma3_images
 
 _LOCAL_THETA = 10_000.0
 _GLOBAL_THETA = 1_000_000.0
@@ -71,7 +73,10 @@ def read_gemma3_with_vision(raw: Mapping[str, Any]) -> DecoderConfig:
     text = fields.sub_reader("text_config")
     text.require("use_bidirectional_attention", False, (False,))
     is_tied = fields.boolean("tie_word_embeddings", text.boolean("tie_word_embeddings", True))
-    return _read_text(text, _WITH_VISION, is_tied)
+    config = _read_text(text, _WITH_VISION, is_tied)
+    images = read_gemma3_images(fields, config.hidden_size)
+    placeholders = () if images is None else (images.family.placeholder_id,)
+    return replace(config, images=images, placeholder_ids=placeholders)
 
 
 def _read_text(fields: FieldReader, names: TensorNames, is_tied: bool) -> DecoderConfig:

@@ -8,7 +8,7 @@ beside the MLP. Norm weights are factors, and each layer's output has one of its
 
 Two spellings of a full layer's heads exist: ``global_head_dim`` with
 ``num_global_key_value_heads`` (releases), and ``per_layer_config`` (transformers 5). Wrappers with
-a ``text_config`` are served as that; vision and audio towers are left out.
+a ``text_config`` are served with their tower for pictures; audio towers are left out.
 """
 
 from collections.abc import Mapping
@@ -38,6 +38,7 @@ from vllm.model_executor.models.decoder.rope_config import (
     read_rope_object,
     refuse_other_theta,
 )
+from vllm.model_executor.towers.config import read_gemma4_images
 
 _LOCAL, _FULL = "sliding_attention", "full_attention"
 # Gemma 3's names for them, which overrides may still give.
@@ -100,11 +101,13 @@ def read_gemma4_with_towers(raw: Mapping[str, Any]) -> DecoderConfig:
     placeholders = tuple(
         fields.non_negative_int(name, default) for name, default in _PLACEHOLDERS.items()
     )
-    return replace(_read_text(text, is_tied), placeholder_ids=placeholders)
+    config = _read_text(text, is_tied)
+    images = read_gemma4_images(fields, text, config.hidden_size)
+    return replace(config, images=images, placeholder_ids=placeholders)
 
 
 def _read_text(fields: FieldReader, is_tied: bool) -> DecoderConfig:
-    # "vision": only tokens of one image see each other both ways, and there are none here.
+    # "vision": only tokens of one picture see each other both ways.
     fields.require("use_bidirectional_attention", None, (None, False, "vision"))
     kinds = _read_kinds(fields)
     owners = _find_owners(fields, kinds)

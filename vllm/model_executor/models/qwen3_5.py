@@ -5,11 +5,13 @@ quarter of a head is turned; norms of layers, queries and keys store their weigh
 gated norm inside recurrent layers does not. Source: arXiv:2412.06464 for the recurrence, the
 releases' config.json for the rest.
 
-Wrappers with vision, ``Qwen3_5ForConditionalGeneration`` and its kin, are served as text: with text
-alone positions on three axes are equal, which is plain rotary embedding.
+Wrappers with vision, ``Qwen3_5ForConditionalGeneration`` and its kin, turn by three positions: a
+token's number, and in a picture its row and column. Of text all three are equal, which is plain
+rotary embedding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.model_executor.models.config_fields import FieldReader
@@ -33,10 +35,13 @@ from vllm.model_executor.models.decoder.family_fields import (
     refuse_quantization,
 )
 from vllm.model_executor.models.decoder.rope_config import RopeConfig, find_rope_object, read_rope
+from vllm.model_executor.towers.config import read_qwen3_5_images
 
 _KINDS = ("linear_attention", "full_attention")
 _THETA = 10_000.0
 _TURNED_SHARE = 0.25
+# Pairs that a token's number, its row and its column turn, where the file does not say.
+_SECTIONS = (11, 11, 10)
 _TEXT_ONLY = TensorNames(ignored=(MTP,))
 _WITH_VISION = TensorNames(
     prefixes=(
@@ -113,7 +118,12 @@ def _read_wrapped(raw: Mapping[str, Any], model_type: str, read_plan: _PlanReade
     text = fields.sub_reader("text_config")
     is_tied = fields.boolean("tie_word_embeddings", text.boolean("tie_word_embeddings", False))
     plans = [read_plan(text)] * text.positive_int("num_hidden_layers")
-    return _read(text, plans, _WITH_VISION, is_tied)
+    config = _read(text, plans, _WITH_VISION, is_tied)
+    images = read_qwen3_5_images(fields, config.hidden_size)
+    if images is None:
+        return config
+    video = fields.non_negative_int("video_token_id", 248_057)
+    return replace(config, images=images, placeholder_ids=(images.family.placeholder_id, video))
 
 
 def _read_dense(fields: FieldReader) -> MlpPlan:
@@ -228,4 +238,9 @@ def _read_rope(fields: FieldReader, head_dim: int) -> RopeConfig:
         raise nested.error(
             "mrope_section", list(sections), f"numbers of pairs that sum up to {rope.dim // 2}"
         )
-    return rope
+    if sections and len(sections) != 3:
+        raise nested.error("mrope_section", list(sections), "three numbers of pairs")
+    nested.require("mrope_interleaved", True, (True,))
+    if not sections and rope.dim == 2 * sum(_SECTIONS):
+        sections = _SECTIONS
+    return replace(rope, sections=sections)

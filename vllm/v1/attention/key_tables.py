@@ -6,10 +6,12 @@ Chunks take their own rows from the activations:
     local keys of a chunk   | stored rows before it (prior) | its own rows |
     full attention          every query sees all prior rows and its own rows up to itself: no mask
     window                  tiles of queries, each over a band of local keys
+    pictures                tiles likewise: their rows see keys behind them, too
 
 Rows that a chunk computes and does not write are taken from pages in place of its own.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +28,7 @@ from vllm.v1.attention.step_tables import (
     KeyMetadata,
     KeyTile,
     PageRows,
+    RequestSlice,
     RowWrites,
 )
 
@@ -135,6 +138,9 @@ def _build_chunk(
 ) -> ChunkKeys:
     start, num_tokens = int(batch.starts[request]), int(batch.counts[request])
     prior = lookup.locate(np.full(1, request), np.arange(start - num_prior, start))
+    item = batch.slices[request]
+    if item.pictures and (window or item.sees_everywhere):
+        return ChunkKeys(prior, tuple(_build_picture_tiles(item, num_prior, window, lookup.device)))
     if not window or num_prior + num_tokens <= window:
         return ChunkKeys(prior, ())
     tiles = []
@@ -151,6 +157,28 @@ def _build_chunk(
             )
         )
     return ChunkKeys(prior, tuple(tiles))
+
+
+def _build_picture_tiles(
+    item: RequestSlice, num_prior: int, window: int, device: torch.device
+) -> Iterator[KeyTile]:
+    """Builds tiles whose queries see up to the end of their picture, and back as far as ever."""
+    behind = item.find_ends()
+    # Local key j holds position first + j.
+    first = item.start - num_prior
+    for begin in range(0, item.num_tokens, _TILE_QUERIES):
+        end = min(begin + _TILE_QUERIES, item.num_tokens)
+        queries = np.arange(item.start + begin, item.start + end)[:, None]
+        low = max(first, item.start + begin - window + 1) if window else first
+        keys = np.arange(low, int(behind[end - 1]))
+        seen = keys < behind[begin:end, None]
+        if window:
+            seen &= keys > queries - window
+        yield KeyTile(
+            slice(begin, end),
+            slice(low - first, int(behind[end - 1]) - first),
+            _to_mask(seen, device),
+        )
 
 
 class _BandMasks:

@@ -74,10 +74,12 @@ class StepBatch:
             raise InvariantError(f"window rows are read from {read_from} in steps from {starts}")
         row_starts = np.cumsum(counts) - counts
         bucket_tokens = _KEY_BUCKET_TOKENS if reads_keys else _DECODE_BUCKET_TOKENS
-        decode_requests = _bucket_decodes(starts, counts, bucket_tokens)
-        chunk_requests = tuple(
-            int(request) for request in np.flatnonzero(counts > MAX_DECODE_QUERIES)
-        )
+        is_chunk = counts > MAX_DECODE_QUERIES
+        for request, item in enumerate(kept):
+            # Their tokens see some behind them, which batches do not know.
+            is_chunk[request] |= bool(item.pictures)
+        decode_requests = _bucket_decodes(starts, counts, ~is_chunk, bucket_tokens)
+        chunk_requests = tuple(int(request) for request in np.flatnonzero(is_chunk))
         return cls(
             slices=kept,
             starts=starts,
@@ -148,9 +150,9 @@ def ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _bucket_decodes(
-    starts: np.ndarray, counts: np.ndarray, bucket_tokens: int
+    starts: np.ndarray, counts: np.ndarray, is_decode: np.ndarray, bucket_tokens: int
 ) -> tuple[np.ndarray, ...]:
-    requests = np.flatnonzero(counts <= MAX_DECODE_QUERIES)
+    requests = np.flatnonzero(is_decode)
     if not len(requests):
         return ()
     if int(starts[requests].max()) < bucket_tokens and int(counts[requests].max()) == 1:

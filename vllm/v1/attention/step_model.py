@@ -35,6 +35,7 @@ class StepModel:
             step; None: nothing that the model stores depends on it.
         forbid_tokens: An ``edits.ForbidTokens``; None: torch applies masks.
         runs_drafter: Whether it runs a decoder's block that drafts; else torch does.
+        takes_pictures: Whether it takes ``StepPictures`` besides.
     """
 
     model: Any
@@ -43,6 +44,7 @@ class StepModel:
     settle_drafts: SettlesDrafts | None = None
     forbid_tokens: Callable[[torch.Tensor, np.ndarray, np.ndarray], None] | None = None
     runs_drafter: bool = False
+    takes_pictures: bool = False
 
 
 def make_torch_step_model(
@@ -60,7 +62,12 @@ def make_torch_step_model(
         kv_caches: Cache name -> pages; likewise.
     """
     settle = None if layout is None else make_settle(model, device, layout, kv_caches)
-    return StepModel(model, partial(build_step_metadata, device=device), settle_drafts=settle)
+    return StepModel(
+        model,
+        partial(build_step_metadata, device=device),
+        settle_drafts=settle,
+        takes_pictures=getattr(model, "takes_pictures", False),
+    )
 
 
 def make_settle(

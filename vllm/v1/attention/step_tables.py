@@ -23,6 +23,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 
+from vllm.exceptions import InvariantError
+
 
 @dataclass(frozen=True, slots=True)
 class BlockTableView:
@@ -57,6 +59,9 @@ class RequestSlice:
         output_from: The first position whose output anybody reads, in this step or a later one; a
             model may leave out what no such position depends on, and then stores nothing for it.
             0: all of it may be read.
+        pictures: Positions ``[begin, end)`` of pictures whose rows see each other both ways in
+            layers that let them, of those that the step touches: it holds their last row.
+        sees_everywhere: Whether layers without a window let them, too.
         previous_ids: Ids of as many tokens before ``start`` as the model reads, the last one last;
             -1 where there is none. None: it reads none.
     """
@@ -70,6 +75,25 @@ class RequestSlice:
     num_drafts: int = 0
     output_from: int = 0
     previous_ids: Sequence[int] | None = None
+    pictures: Sequence[tuple[int, int]] = ()
+    sees_everywhere: bool = False
+
+    def find_ends(self) -> np.ndarray:
+        """Returns behind which position each token sees nothing, int64 [num_tokens].
+
+        Raises:
+            InvariantError: A picture ends behind the step (I9).
+        """
+        end = self.start + self.num_tokens
+        ends = np.arange(self.start + 1, end + 1)
+        for first, behind in self.pictures:
+            if behind > end:
+                raise InvariantError(
+                    f"a step of tokens {self.start} to {end - 1} cuts the picture at {first} to "
+                    f"{behind - 1} (I9)"
+                )
+            ends[max(0, first - self.start) : behind - self.start] = behind
+        return ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ room is needed: it is *freeable* then, in the order in which it became so.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import ConfigError
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+def find_identifier(request: Request, input_id: int) -> str:
+    """Return under which an item's output is kept where all requests share outputs."""
+    return request.mm_features[input_id].identifier
+
+
 class EncoderCacheManager:
-    """Encoder outputs shared between requests by identifier.
+    """Encoder outputs shared between requests by identifier, the least recently used going first.
 
     Owns: who uses which output, and the room that is left.
 
@@ -32,9 +37,13 @@ class EncoderCacheManager:
 
     Args:
         cache_size: Embeddings the cache holds.
+        find_key: Under which an item's output is kept; requests with unequal keys share none.
     """
 
-    def __init__(self, cache_size: int) -> None:
+    def __init__(
+        self, cache_size: int, find_key: Callable[[Request, int], str] = find_identifier
+    ) -> None:
+        self._find_key = find_key
         self.cache_size = cache_size
         self.num_free_slots = cache_size
         self.num_freeable_slots = cache_size
@@ -54,7 +63,7 @@ class EncoderCacheManager:
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:
         """Whether an item's output is cached; if so the request now uses it."""
-        identifier = request.mm_features[input_id].identifier
+        identifier = self._find_key(request, input_id)
         users = self.cached.get(identifier)
         if users is None:
             return False
@@ -96,7 +105,7 @@ class EncoderCacheManager:
 
     def allocate(self, request: Request, input_id: int) -> None:
         """Give an item its room; ``can_allocate`` said yes."""
-        identifier = request.mm_features[input_id].identifier
+        identifier = self._find_key(request, input_id)
         num_embeds = request.get_num_encoder_embeds(input_id)
         assert identifier not in self.cached, f"Encoder output {identifier} is cached already."
         assert num_embeds <= self.num_free_slots, (
@@ -108,7 +117,7 @@ class EncoderCacheManager:
         self.num_freeable_slots -= num_embeds
 
     def _use(self, request: Request, input_id: int) -> None:
-        self.cached[request.mm_features[input_id].identifier].add(request.request_id)
+        self.cached[self._find_key(request, input_id)].add(request.request_id)
         self.request_cached_ids.setdefault(request.request_id, set()).add(input_id)
 
     def get_cached_input_ids(self, request: Request) -> set[int]:
@@ -122,12 +131,12 @@ class EncoderCacheManager:
             held.discard(input_id)
             if not held:
                 del self.request_cached_ids[request.request_id]
-        identifier = request.mm_features[input_id].identifier
+        identifier = self._find_key(request, input_id)
         users = self.cached.get(identifier)
         if not users:
             return
         # The same item may stand twice in a prompt: its last place frees it.
-        if held and any(request.mm_features[i].identifier == identifier for i in held):
+        if held and any(self._find_key(request, i) == identifier for i in held):
             return
         users.discard(request.request_id)
         if not users:
@@ -139,6 +148,27 @@ class EncoderCacheManager:
         """The request no longer needs any output."""
         for input_id in self.get_cached_input_ids(request):
             self.free_encoder_input(request, input_id)
+
+    def forget(self, request: Request, input_ids: Iterable[int]) -> None:
+        """Items that a request was to compute are not: it left the step, and let go of all.
+
+        Mutates:
+            What others use meanwhile stays: a worker makes it when they read it.
+        """
+        for input_id in input_ids:
+            key = self._find_key(request, input_id)
+            if key in self.freeable:
+                self.num_free_slots += self.freeable.pop(key)
+                del self.cached[key]
+
+    def find_faults(self) -> list[str]:
+        """Return in words what contradicts itself (I10)."""
+        faults = []
+        if not 0 <= self.num_free_slots <= self.num_freeable_slots <= self.cache_size:
+            faults.append(f"{self.num_free_slots} free of {self.cache_size}")
+        if {key for key, users in self.cached.items() if not users} != set(self.freeable):
+            faults.append("an output in use may be evicted, or one that nobody uses may not")
+        return faults
 
     def get_freed_mm_hashes(self) -> list[str]:
         """Drain the identifiers that workers must drop."""
@@ -209,6 +239,9 @@ class EncoderDecoderCacheManager:
         """Give back the room of all items."""
         for input_id in self.get_cached_input_ids(request):
             self.free_encoder_input(request, input_id)
+
+    def forget(self, request: Request, input_ids: Iterable[int]) -> None:
+        """Do nothing: outputs are not kept for others."""
 
     def get_freed_mm_hashes(self) -> list[str]:
         """Drain the identifiers that workers must drop: those computed a step ago."""

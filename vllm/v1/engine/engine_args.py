@@ -53,11 +53,12 @@ from vllm.model_executor.model_loader.resolve import (
 )
 from vllm.model_executor.model_loader.vector_checkpoints import read_vector_checkpoint
 from vllm.model_executor.models.registry import read_architectures, resolve_model
-from vllm.platforms.resolve import find_plugin_platform
+from vllm.platforms.resolve import find_plugin_platform, is_cuda_available
 from vllm.utils.argparse_utils import human_int_or_auto
 from vllm.utils.byte_sizes import parse_size
 from vllm.utils.ray_cluster import check_ray
 from vllm.v1.engine.generation_defaults import check_ends, check_generation_config
+from vllm.v1.engine.images import ServedImages, check_budget, find_images
 from vllm.v1.engine.option_flags import add_option_flags
 
 logger = init_logger(__name__)
@@ -359,11 +360,18 @@ class EngineArgs:
             download_dir=self.download_dir,
         )
         model_config = self._make_model_config(checkpoint)
+        scheduler_config = self._make_scheduler_config(model_config)
+        check_budget(
+            model_config.image_family,
+            model_config.pictures_are_whole,
+            scheduler_config.max_num_batched_tokens,
+            scheduler_config.max_num_seqs,
+        )
         config = VllmConfig(
             model_config=model_config,
             cache_config=self._make_cache_config(model_config),
             parallel_config=self._make_parallel_config(model_config),
-            scheduler_config=self._make_scheduler_config(model_config),
+            scheduler_config=scheduler_config,
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
             kv_events_config=self._make_kv_events_config(),
@@ -425,6 +433,7 @@ class EngineArgs:
             tokenizer = resolve_checkpoint(
                 tokenizer, with_weights=False, download_dir=self.download_dir
             ).path
+        images = self._find_images(parsed, checkpoint)
         return ModelConfig(
             self.model,
             tokenizer=tokenizer,
@@ -438,7 +447,25 @@ class EngineArgs:
             generation_config=generation_config,
             generates=generates and not sees_both_ways,
             placeholder_ids=parsed.placeholder_ids,
+            image_family=images.family,
+            no_images_reason=images.reason,
+            tower_fingerprint=images.fingerprint,
+            pictures_are_whole=images.are_whole,
             **values_for(ModelConfig, self),
+        )
+
+    def _find_images(self, parsed: Any, checkpoint: ResolvedCheckpoint) -> ServedImages:
+        obstacle = ""
+        if self.tensor_parallel_size > 1:
+            obstacle = "pictures are not read by several workers (tensor_parallel_size)"
+        elif find_plugin_platform() is not None or is_cuda_available():
+            obstacle = "pictures are read on a CPU only"
+        return find_images(
+            getattr(parsed, "images", None),
+            checkpoint.path,
+            obstacle=obstacle,
+            is_drawn=self.load_format == "dummy",
+            seed=self.seed,
         )
 
     def _make_parallel_config(self, model_config: ModelConfig) -> ParallelConfig:

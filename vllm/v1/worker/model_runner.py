@@ -7,9 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from vllm.model_executor.towers.plans import BothWays
 from vllm.utils.uploads import upload
 from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.attention.step_model import SettlesDrafts
+from vllm.v1.attention.step_pictures import StepPictures
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.sample.edits import ForbidTokens
@@ -19,6 +21,7 @@ from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.connector_steps import ConnectorSteps
 from vllm.v1.worker.kv_cache_tensors import KVCachePool
+from vllm.v1.worker.pictures import PictureRows
 from vllm.v1.worker.pooling import gather_pooled
 from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
 from vllm.v1.worker.request_states import RequestStates
@@ -40,6 +43,7 @@ class CausalLM(Protocol):
         positions: torch.Tensor,
         meta: Any,
         kv_caches: Mapping[str, torch.Tensor],
+        pictures: StepPictures | None = None,
     ) -> torch.Tensor:
         """Return the residual streams ``[T, n, D]``; reads and writes the caches.
 
@@ -66,6 +70,7 @@ class RunnerLimits:
         num_previous_tokens: How many tokens before a step's own the model reads the ids of.
         keeps_all: Whether what a step stores is read by others than its own request's later steps:
             a prefix cache, or another engine.
+        both_ways: In which layers the rows of one picture see each other both ways.
     """
 
     num_groups: int
@@ -75,6 +80,7 @@ class RunnerLimits:
     seed: int = 0
     num_previous_tokens: int = 0
     keeps_all: bool = True
+    both_ways: BothWays = "nowhere"
 
 
 class ModelRunner:
@@ -94,6 +100,7 @@ class ModelRunner:
         draw_tokens: DrawTokens | None = None,
         settle_drafts: SettlesDrafts | None = None,
         forbid_tokens: ForbidTokens | None = None,
+        pictures: PictureRows | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
@@ -107,7 +114,9 @@ class ModelRunner:
             reads_all=proposer is not None and proposer.reads_all_rows,
             num_previous=limits.num_previous_tokens,
             keeps_all=limits.keeps_all,
+            both_ways=limits.both_ways,
         )
+        self._pictures = pictures
         self._sampled: list[RowSampling] = []
         self._sampling_metadata: SamplingMetadata | None = None
         self._proposer = proposer
@@ -137,6 +146,8 @@ class ModelRunner:
         """
         self._drafts = None
         self._states.update(output)
+        if self._pictures is not None:
+            self._pictures.update(output, self._states.get)
         self._prepare_blocks(output)
         if output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput([], {}, kv_connector_output=self._save_blocks(output))
@@ -179,6 +190,8 @@ class ModelRunner:
             InvariantError: The step asks for rows or tokens that this worker does not have.
         """
         self._states.update(output)
+        if self._pictures is not None:
+            self._pictures.update(output, self._states.get)
         self._prepare_blocks(output)
         if output.total_num_scheduled_tokens == 0:
             return FinishedStep(
@@ -246,12 +259,11 @@ class ModelRunner:
                 np.stack([step.carried_rows, step.carried_from]), self._pool.device
             )
             token_ids[rows] = self._last_sampled[sources]
-        return self._model(
-            token_ids,
-            upload(step.positions, self._pool.device),
-            meta,
-            self._pool.layers,
-        )
+        positions = upload(step.positions, self._pool.device)
+        pictures = None if self._pictures is None else self._pictures.build(step)
+        if pictures is None:
+            return self._model(token_ids, positions, meta, self._pool.layers)
+        return self._model(token_ids, positions, meta, self._pool.layers, pictures)
 
     def _sample(
         self, step: StepInput, streams: torch.Tensor, masks: GrammarMasks | None

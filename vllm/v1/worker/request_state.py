@@ -10,6 +10,7 @@ from vllm.v1.request_options import PoolingParams
 from vllm.v1.sample.history import make_history
 from vllm.v1.sample.metadata import RowSampling
 from vllm.v1.worker.block_table import RequestBlockTables
+from vllm.v1.worker.request_pictures import RequestPictures
 
 _MIN_SPARE_TOKENS = 64
 UNKNOWN_TOKEN_ID = -1
@@ -32,6 +33,7 @@ class RequestState:
         history: What its own tokens ask of the next one; None: nothing.
         tokens_in_flight: Step -> position of the token that it samples, whose value is not on the
             host yet; the known tokens count it.
+        pictures: Those of its prompt; None: it has none.
         pooling: What is wanted in place of an answer; None: tokens are sampled.
         num_pooled: Prompt positions whose vectors were reported already, where all are wanted.
         num_prompt_logprobs: Prompt positions whose log probabilities were reported already; a
@@ -46,6 +48,7 @@ class RequestState:
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "num_tokens",
+        "pictures",
         "pooling",
         "req_id",
         "sampling",
@@ -62,8 +65,10 @@ class RequestState:
         rng_key: int,
         num_groups: int,
         pooling: PoolingParams | None = None,
+        pictures: RequestPictures | None = None,
     ) -> None:
         self.req_id = req_id
+        self.pictures = pictures
         self.pooling = pooling
         self.num_pooled = 0
         self.num_prompt_tokens = num_prompt_tokens

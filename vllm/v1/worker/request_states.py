@@ -5,6 +5,7 @@ import numpy as np
 from vllm.exceptions import InvariantError
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.sample.counter_rng import make_key
+from vllm.v1.worker.request_pictures import RequestPictures
 from vllm.v1.worker.request_state import RequestState
 
 
@@ -75,6 +76,7 @@ class RequestStates:
             rng_key,
             self._num_groups,
             new.pooling_params,
+            RequestPictures.from_data(new),
         )
         if known is not None:
             state.num_pooled = known.num_pooled

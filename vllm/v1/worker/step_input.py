@@ -16,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from vllm.exceptions import InvariantError
+from vllm.model_executor.towers.plans import BothWays
 from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.core.values.cache_step import RowBounds
 from vllm.v1.worker.request_state import RequestState
@@ -74,6 +75,7 @@ class StepInputBuilder:
             requests that want log probabilities of their prompt.
         num_previous: How many tokens before a step's own the model reads the ids of.
         keeps_all: Whether what a step stores is read by others than its own request's later steps.
+        both_ways: In which layers the rows of one picture see each other both ways.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class StepInputBuilder:
         reads_all: bool = True,
         num_previous: int = 0,
         keeps_all: bool = True,
+        both_ways: BothWays = "nowhere",
     ) -> None:
+        self._both_ways = both_ways
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
         self._sampled_rows = np.zeros(max_num_tokens, dtype=np.int64)
@@ -165,6 +169,8 @@ class StepInputBuilder:
                     len(guessed),
                     0 if self._keeps_all or reads_all else state.num_tokens - 1,
                     self._find_previous(state, start) if self._num_previous else None,
+                    self._find_pictures(state, start, end) if state.pictures else (),
+                    self._both_ways == "everywhere",
                 )
             )
             row_starts.append(row)
@@ -185,6 +191,12 @@ class StepInputBuilder:
             pooled=pooled,
             ended=ended,
         )
+
+    def _find_pictures(self, state: RequestState, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns where a step's pictures lie whose rows see each other both ways."""
+        if self._both_ways == "nowhere" or state.pictures is None:
+            return []
+        return [(own.offset, own.end) for own in state.pictures.find(start, end)]
 
     def _find_previous(self, state: RequestState, start: int) -> list[int]:
         """Returns the ids before a step's; those in flight are never among them: one is at most."""

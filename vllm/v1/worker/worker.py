@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.shards import RankShare
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.model_loader.tied_heads import has_own_head
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
+from vllm.model_executor.towers.tower import Tower
 from vllm.platforms.interface import Platform
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.gguf_file import is_gguf
@@ -43,6 +44,7 @@ from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
+from vllm.v1.worker.pictures import PictureRows
 from vllm.v1.worker.step_in_flight import PendingStep
 
 logger = init_logger(__name__)
@@ -81,6 +83,7 @@ class Worker:
         self._find_shard = self._entry.make_shard_finder(self._model_spec, self._share)
         self._dtype = resolve_dtype(vllm_config.model_config.dtype)
         self._model: Any = None
+        self._tower: Tower | None = None
         self._num_previous_tokens = 0
         self._stored: list[StoredTensor] = []
         self._quantization: WeightQuantization | None = None
@@ -130,6 +133,7 @@ class Worker:
             ConfigError: The device's memory is too small for the weights.
         """
         self._stored = self._read_headers()
+        self._tower = self._make_tower()
         if self._model_spec.ties_head and has_own_head(self._stored):
             logger.warning(
                 "config.json ties the output matrix to the embedding, but the checkpoint's has "
@@ -198,6 +202,41 @@ class Worker:
                 f"method 'mtp' needs the MTP block, but {model_config.path or model_config.model} "
                 "has no mtp.* tensors; use method 'ngram' or a checkpoint that has them."
             )
+
+    def _make_tower(self) -> Tower | None:
+        """Return what reads pictures, its tensors taken out of the model's; None: nothing does."""
+        images = self._model_spec.images if self._config.model_config.image_family else None
+        if images is None:
+            return None
+        is_drawn = self._config.load_config.load_format == "dummy"
+        plan, own = images.tower, []
+        if not is_drawn:
+            own = [
+                tensor
+                for tensor in self._stored
+                if plan.own_name(tensor.name).startswith(plan.prefixes)
+            ]
+            self._stored = [tensor for tensor in self._stored if tensor not in own]
+        seed = self._config.model_config.seed
+        tower = Tower(plan, None if is_drawn else own, self._dtype, seed)
+        logger.info(
+            "pictures: the tower (%.1f MB) stays in its files until the first one",
+            tower.num_bytes / 1e6,
+        )
+        return tower
+
+    def _make_pictures(self, steps: StepModel) -> PictureRows | None:
+        if self._tower is None:
+            return None
+        if not steps.takes_pictures:
+            raise ConfigError(
+                f"what runs {self._config.model_config.model} here takes no pictures: start with "
+                "--language-model-only."
+            )
+        has_axes = any(
+            layer.rope is not None and layer.rope.sections for layer in self._model_spec.layers
+        )
+        return PictureRows(self._model_spec.images, self._tower, has_axes=has_axes)
 
     def _make_op_resolver(self) -> OpResolver:
         """Return what the model resolves op names with."""
@@ -322,6 +361,9 @@ class Worker:
         """Return the bytes the KV pool may take, now that the weights are loaded."""
         available = self._platform.default_kv_cache_bytes(self._config)
         is_given = self._platform.fixed_kv_cache_bytes(self._config) is not None
+        if self._tower is not None and not is_given:
+            # Its weights come with the first picture.
+            available = max(0, available - self._tower.num_bytes)
         if self._platform.device_type == "cpu" and not is_given:
             # Workers of one host find the same memory free.
             available //= self._place.local_size
@@ -352,6 +394,7 @@ class Worker:
                 num_previous_tokens=self._num_previous_tokens,
                 keeps_all=self._config.cache_config.enable_prefix_caching
                 or self._config.kv_transfer_config is not None,
+                both_ways="nowhere" if self._tower is None else self._model_spec.images.both_ways,
             ),
             make_connector_steps(self._config, kv_cache_config, pool.layers, self._place.rank),
             make_proposer(
@@ -365,6 +408,7 @@ class Worker:
             steps.draw_tokens,
             steps.settle_drafts,
             steps.forbid_tokens,
+            self._make_pictures(steps),
         )
 
     def _make_step_model(

@@ -90,6 +90,42 @@ def test_no_split_of_an_item() -> None:
     assert (decision.compute, decision.num_new_tokens) == ([0], 50)
 
 
+@pytest.mark.parametrize(
+    ("start", "count", "room", "expected"),
+    [
+        (0, 5, 5, 5),  # ends before it
+        (0, 10, 10, 10),
+        (0, 11, 60, 10),  # would end inside: before it
+        (10, 5, 40, 40),  # begins with it: behind it, if there is room
+        (10, 5, 39, 0),
+        (25, 5, 25, 25),  # begins inside, behind a hit
+        (25, 5, 24, 0),
+        (25, 25, 25, 25),
+        (49, 1, 1, 1),
+        (50, 5, 5, 5),
+    ],
+)
+def test_no_step_ends_inside_an_item_that_stays_whole(
+    start: int, count: int, room: int, expected: int
+) -> None:
+    request = request_with(("a", 10, 40))
+    plan = planner(disable_chunked_mm_input=True)
+    assert plan.decide(request, start, count, 500, room).num_new_tokens == expected
+    assert planner().decide(request, start, count, 500, room).num_new_tokens == count
+
+
+def test_tenants_and_salts_share_no_outputs() -> None:
+    plain, mine = (request_with(("a", 10, 40), name=name) for name in "12")
+    mine.cache_salt = "mine"
+    plan = planner(cache=EncoderCacheManager(1000, Request.encoder_key))
+    for request in (plain, mine):
+        decision = plan.decide(request, 0, 100, 500)
+        assert decision.compute == [0]
+        plan.commit(request, decision)
+    assert plan.decide(request_with(("a", 10, 40), name="3"), 0, 100, 500).compute == []
+    assert plan.cache.find_faults() == []
+
+
 def test_sources_in_order_and_room_for_all() -> None:
     connector = Mock(has_cache_item=Mock(side_effect=lambda identifier: identifier == "b"))
     plan = planner(ec_connector=connector)
@@ -142,6 +178,32 @@ def test_a_second_request_shares_an_item() -> None:
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {"0": 30, "1": 31}
     assert output.scheduled_encoder_inputs == {"0": [0]}
+
+
+def test_a_request_that_waits_holds_no_room() -> None:
+    """It looked at an output that another made, and did not enter: that may be evicted."""
+    scheduler = multimodal()
+    scheduler.add_request(request_with(("a", 0, 40), num_tokens=60, name="0"))
+    scheduler.schedule()
+    waiting = request_with(("a", 0, 40), num_tokens=60, name="1")
+    scheduler.add_request(waiting)
+    scheduler.kv_cache_manager.allocate_slots = Mock(return_value=None)
+    cache = scheduler.encoder_cache_manager
+    admitted = scheduler.requests["0"]
+    assert cache.get_cached_input_ids(admitted) == {0}
+    scheduler.schedule()
+    assert cache.get_cached_input_ids(waiting) == set()
+
+
+def test_what_a_preempted_request_was_to_make_is_forgotten() -> None:
+    scheduler = multimodal()
+    request = request_with(("a", 0, 40), num_tokens=60)
+    scheduler.add_request(request)
+    scheduler.schedule()
+    cache = scheduler.encoder_cache_manager
+    cache.free(request)
+    cache.forget(request, [0])
+    assert (cache.cached, cache.num_free_slots, cache.find_faults()) == ({}, 64, [])
 
 
 def test_ec_connector_may_hold_a_request_back() -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.decoder.rope_config import RopeConfig
+from vllm.model_executor.towers.plans import ImagesPlan
 
 Activation = Literal["silu", "gelu_tanh"]
 MTP = "mtp."
@@ -357,6 +358,7 @@ class DecoderConfig:
         drafter_skips_first: Whether the block takes zeros for an embedding at position 0.
         sees_both_ways: Whether tokens attend to those behind them, too. Prompts are computed whole,
             and a window is the distance at which tokens no longer see each other.
+        images: How pictures are seen; None: they are not.
         placeholder_ids: Token ids that a wrapper replaces by what its towers make of images and
             the like, and that have no embedding of their own.
     """
@@ -380,6 +382,7 @@ class DecoderConfig:
     drafter_skips_first: bool = False
     placeholder_ids: tuple[int, ...] = ()
     sees_both_ways: bool = False
+    images: ImagesPlan | None = None
 
     @property
     def num_nextn_predict_layers(self) -> int:
@@ -405,6 +408,11 @@ class DecoderConfig:
     def shape_of(self, layer: LayerPlan) -> AttentionShape:
         """Returns a layer's heads."""
         return self.attention if layer.attention is None else layer.attention
+
+    def sees_pictures_both_ways(self, layer: LayerPlan) -> bool:
+        """Returns whether the rows of one picture see each other both ways in a layer."""
+        both_ways = "nowhere" if self.images is None else self.images.both_ways
+        return both_ways == "everywhere" or (both_ways == "windows" and layer.window > 0)
 
     @property
     def shared_owners(self) -> frozenset[int]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -35,6 +36,7 @@ from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, Lay
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
 from vllm.v1.attention.ops.stored import RowSource
+from vllm.v1.attention.step_pictures import StepPictures
 from vllm.v1.attention.step_tables import RecurrentRows, StepMetadata
 
 _EMBEDDING = "model.embed_tokens"
@@ -256,6 +258,9 @@ class DecoderDrafter(nn.Module):
 class DecoderForCausalLM(CausalLM[DecoderConfig]):
     """A decoder for generation; routers and sinks stay fp32."""
 
+    takes_pictures: ClassVar[bool] = True
+    """Whether steps may have ``StepPictures``."""
+
     def _build(self, parts: ModelParts) -> None:
         config, make, ops = parts.config, parts.make, parts.ops
         self.embed = VocabParallelEmbedding(
@@ -305,6 +310,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         positions: torch.Tensor,
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
+        pictures: StepPictures | None = None,
     ) -> torch.Tensor:
         """Returns the residual stream [T, D] after the last layer, before the last norm.
 
@@ -316,8 +322,14 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             x = x * self.embedding_scale
         if not meta.num_tokens:
             return x
+        if pictures is not None:
+            # As the tower made them: no scale.
+            pictures.merge_into(x)
+            if self.config.images is not None:
+                token_ids = pictures.hide_ids(token_ids, self.config.images.input_token_id)
         layer_inputs = None if self.layer_inputs is None else self.layer_inputs(token_ids, x)
-        step = self._make_step(positions, meta, kv_caches, layer_inputs)
+        axes = None if pictures is None else pictures.axes
+        step = self._make_step(positions, meta, kv_caches, layer_inputs, axes)
         last_owner, hyper = self.config.last_owner, self.config.hyper
         if hyper is not None:
             x = x.unsqueeze(1).expand(-1, hyper.num_streams, -1)

@@ -33,6 +33,8 @@ class RopeConfig:
         truncates: "yarn": whether the ramp's ends are rounded to whole pairs.
         magnitude: Queries and keys are scaled by it ("yarn").
         divisors: "divided": one of each frequency, as GGUF files give them.
+        sections: How many pairs are turned by each of three positions (token, row, column), in
+            turns of three; empty: all by one.
         num_turned: "proportional": pairs that are turned, by the first frequencies of the whole
             width's; the others stand still.
     """
@@ -48,6 +50,16 @@ class RopeConfig:
     magnitude: float = 1.0
     divisors: tuple[float, ...] = ()
     num_turned: int = 0
+    sections: tuple[int, ...] = ()
+
+    @property
+    def axis_of_pair(self) -> tuple[int, ...]:
+        """Which of three positions turns each pair: 0, 1, 2, 0, ... while a section lasts."""
+        axes = [0] * (self.dim // 2)
+        for axis, count in enumerate(self.sections[1:], start=1):
+            for pair in range(axis, min(3 * count, len(axes)), 3):
+                axes[pair] = axis
+        return tuple(axes)
 
 
 def read_rope(

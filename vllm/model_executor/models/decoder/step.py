@@ -66,6 +66,9 @@ class StepFactory(nn.Module):
         super().__init__()
         ropes = {layer.rope: None for layer in parts.config.layers if layer.rope is not None}
         self._frequencies = {rope: find_frequencies(rope, parts.make.device) for rope in ropes}
+        self._axes = {
+            rope: torch.tensor(rope.axis_of_pair, device=parts.make.device) for rope in ropes
+        }
         self._dtype = parts.make.dtype
         self._sees_both_ways = parts.config.sees_both_ways
 
@@ -75,10 +78,24 @@ class StepFactory(nn.Module):
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
         layer_inputs: torch.Tensor | None,
+        axes: torch.Tensor | None = None,
     ) -> Step:
-        """Returns the step of rows at int64 positions [T]."""
+        """Returns the step of rows at int64 positions [T].
+
+        Args:
+            positions: Of the rows.
+            meta: Index tables.
+            kv_caches: Cache name -> pages.
+            layer_inputs: What each layer adds for its token.
+            axes: int64 [3, T]: what rows are turned by where that is not their position.
+        """
         turns = {
-            rope: compute_half_turns(positions, frequencies, rope.magnitude, self._dtype)
+            rope: compute_half_turns(
+                positions if axes is None else axes[self._axes[rope]].mT,
+                frequencies,
+                rope.magnitude,
+                self._dtype,
+            )
             for rope, frequencies in self._frequencies.items()
         }
         wanted = meta.find_wanted(positions.device)

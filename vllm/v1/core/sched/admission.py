@@ -191,6 +191,7 @@ class AdmissionPass:
             assert wanted > 0, f"{request} has nothing left to compute."
             decision = choose_chunk(self.held, step, request, found.start, wanted)
             if decision.num_new_tokens == 0:
+                encoder.let_go(request)
                 return Outcome.STOP
             num_encoder_tokens = encoder.num_encoder_tokens(request, decision)
         # A first chunk drafts nothing; a decode that continues loaded KV may.
@@ -209,6 +210,7 @@ class AdmissionPass:
             reserved_blocks=num_reserved,
         )
         if taken is None:
+            encoder.let_go(request)
             return Outcome.STOP
         queue.pop_request()
         blocks = self.manager.get_blocks(request.request_id)

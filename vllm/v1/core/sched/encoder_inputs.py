@@ -34,7 +34,8 @@ class EncoderPlanner:
         cache: The encoder cache manager.
         ec_connector: Provider of encoder outputs, if any.
         is_encoder_decoder: Whether items are read by cross attention, all in the first step.
-        disable_chunked_mm_input: Whether an item must be computed in one step.
+        disable_chunked_mm_input: Whether an item must be computed in one step, or what is left of
+            it behind a hit.
         shift: Tokens by which the drafter reads ahead (1 with EAGLE).
         compute_budget: Embeddings that one step may compute.
     """
@@ -47,15 +48,30 @@ class EncoderPlanner:
     compute_budget: int = 0
 
     def decide(
-        self, request: Request, start: int, num_new_tokens: int, budget: int
+        self,
+        request: Request,
+        start: int,
+        num_new_tokens: int,
+        budget: int,
+        room: int | None = None,
     ) -> EncoderDecision:
         """Choose the items that tokens ``[start, start + num_new_tokens)`` need.
+
+        Args:
+            request: The request.
+            start: Where the step begins, a hit included.
+            num_new_tokens: Tokens that it wants.
+            budget: Encoder embeddings that the step may still compute.
+            room: Tokens that it may have to end an item; None: no more.
 
         Mutates:
             Marks locally cached items as used by the request, and may evict freeable outputs.
         """
         decision = EncoderDecision(num_new_tokens, budget)
         if num_new_tokens == 0 or not request.has_encoder_inputs:
+            return decision
+        decision.num_new_tokens = self.fit_items(request, start, num_new_tokens, room)
+        if decision.num_new_tokens == 0:
             return decision
         chosen: set[str] = set()
         num_embeds_to_schedule = 0
@@ -65,7 +81,8 @@ class EncoderPlanner:
                 break
             if self._is_past(start, position.offset + position.length):
                 continue
-            if feature.identifier in chosen or self.cache.check_and_update_cache(request, index):
+            key = request.encoder_key(index)
+            if key in chosen or self.cache.check_and_update_cache(request, index):
                 continue
             limit = self._limit(request, index, start, decision, num_embeds_to_schedule)
             if limit is not None:
@@ -75,7 +92,7 @@ class EncoderPlanner:
                 continue
             num_embeds = request.get_num_encoder_embeds(index)
             num_embeds_to_schedule += num_embeds
-            chosen.add(feature.identifier)
+            chosen.add(key)
             if self.ec_connector is not None and self.ec_connector.has_cache_item(
                 feature.identifier
             ):
@@ -84,6 +101,41 @@ class EncoderPlanner:
                 decision.budget -= num_embeds
                 decision.compute.append(index)
         return decision
+
+    def fit_items(
+        self, request: Request, start: int, num_new_tokens: int, room: int | None = None
+    ) -> int:
+        """Return how many tokens a step takes so that it ends inside no item (I9).
+
+            item                  |.......|
+            step ends inside   [-----)             -> before it
+                                     [---)         -> behind it, where the step has room
+                                                   -> else nothing: a later step has more
+
+        Args:
+            request: The request.
+            start: Where the step begins.
+            num_new_tokens: Tokens that it wants.
+            room: Tokens that it may have to end an item; None: no more.
+        """
+        if not self.disable_chunked_mm_input or self.is_encoder_decoder:
+            return num_new_tokens
+        end = start + num_new_tokens
+        for feature in request.mm_features:
+            first = feature.mm_position.offset
+            item_end = first + feature.mm_position.length
+            if not first < end < item_end:
+                continue
+            if start < first:
+                return first - start
+            most = num_new_tokens if room is None else room
+            return item_end - start if item_end - start <= most else 0
+        return num_new_tokens
+
+    def let_go(self, request: Request) -> None:
+        """A request that waits holds no room, whatever it would have read."""
+        if request.has_encoder_inputs:
+            self.cache.free(request)
 
     def _is_past(self, start: int, item_end: int) -> bool:
         """Whether an item's tokens are computed already."""

@@ -31,6 +31,8 @@ class NewRequestData:
     prompt_is_token_ids: list[bool] | None = None
     # All tokens known so far, answer included, for a request resumed by re-computation.
     prefill_token_ids: list[int] | None = None
+    # Under which the encoder's outputs are kept, by item; None: under the identifiers.
+    encoder_keys: list[str] | None = None
 
     @classmethod
     def from_request(
@@ -52,6 +54,7 @@ class NewRequestData:
             prompt_embeds=request.prompt_embeds,
             prompt_is_token_ids=getattr(request, "prompt_is_token_ids", None),
             prefill_token_ids=prefill_token_ids,
+            encoder_keys=request.encoder_keys() if request.mm_features else None,
         )
 
     def _describe(self, *, with_tokens: bool) -> str:

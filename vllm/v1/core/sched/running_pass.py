@@ -104,8 +104,10 @@ class RunningPass:
         del running[index]
         if index < self._index:
             self._index -= 1
+        taken = self.step.encoder_inputs.get(victim.request_id, ())
         self.step.withdraw(victim)
         self.held.preempt(victim, self.step.timestamp)
+        self.held.encoder.cache.forget(victim, taken)
         # Room that preemption makes belongs to those who run: admitting now would thrash.
         self.step.holds_admission = True
 

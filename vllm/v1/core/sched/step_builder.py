@@ -246,9 +246,13 @@ def choose_chunk(
     most = held.requests.find_chunk_cap(request, step.num_scheduled_tokens)
     if most is not None:
         num_new_tokens = min(num_new_tokens, most)
-    decision = held.encoder.decide(request, start, num_new_tokens, step.encoder_budget)
+    decision = held.encoder.decide(
+        request, start, num_new_tokens, step.encoder_budget, step.token_budget
+    )
     if decision.num_new_tokens:
         fitting = fit_chunk(held.manager, step, request, start, decision.num_new_tokens)
+        if fitting and request.has_encoder_inputs:
+            fitting = held.encoder.fit_items(request, start, fitting, step.token_budget)
         decision.num_new_tokens = fitting
         # What is capped waits for no larger budget.
         step.holds_admission |= fitting == 0 and most is None

@@ -23,6 +23,7 @@ from vllm.v1.core.sched.fair_shares import FairShares
 from vllm.v1.core.sched.requests import Requests
 from vllm.v1.core.sched.step_builder import SchedulerLimits
 from vllm.v1.core.values.cache_settings import CacheSettings, StaleRow
+from vllm.v1.request import Request
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -103,16 +104,18 @@ def make_encoder_planner(
     if model_config.is_multimodal_model:
         registry = MULTIMODAL_REGISTRY if mm_registry is None else mm_registry
         sizes = registry.get_max_tokens_per_item_by_modality(model_config)
+    # Outsiders bring model configs of their own.
+    are_whole = bool(sizes) and getattr(model_config, "pictures_are_whole", False) is True
     compute_budget, cache_size = compute_mm_encoder_budget(vllm_config.scheduler_config, sizes)
     return EncoderPlanner(
         cache=(
             EncoderDecoderCacheManager(cache_size)
             if model_config.is_encoder_decoder
-            else EncoderCacheManager(cache_size)
+            else EncoderCacheManager(cache_size, Request.encoder_key)
         ),
         ec_connector=_make_ec_connector(vllm_config),
         is_encoder_decoder=model_config.is_encoder_decoder,
-        disable_chunked_mm_input=limits.disable_chunked_mm_input,
+        disable_chunked_mm_input=limits.disable_chunked_mm_input or are_whole,
         shift=1 if limits.use_eagle else 0,
         compute_budget=compute_budget,
     )

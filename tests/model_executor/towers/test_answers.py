@@ -1,0 +1,128 @@
+"""Answers about pictures: transformers' own, and the same in any batch, chunk and hit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model_executor.towers.checkpoints import (
+    FAMILIES,
+    draw_picture,
+    reference_logits,
+    write_checkpoint,
+)
+from tests.model_executor.towers.engine import Answer, PictureEngine, Prompt
+
+GRIDS = {"gemma3": ((4, 4), (4, 4))}
+WHOLE = ("gemma3", "gemma4v")
+
+
+class Served:
+    """A family's checkpoint, its reference and an engine of ours."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.family = family
+        self.folder = folder
+        self.reference = write_checkpoint(family, folder)
+        self.engine = PictureEngine(folder)
+
+    def picture(self, number: int, seed: int) -> tuple[np.ndarray, tuple[int, int]]:
+        grid = GRIDS.get(self.family, ((5, 7), (8, 4)))[number]
+        return draw_picture(self.family, *grid, seed=seed), grid
+
+    def check(self, prompt: Prompt, answer: Answer) -> None:
+        """Hold an answer against the reference's logits behind the same tokens."""
+        ids, _ = prompt.lay_out()
+        logits = reference_logits(self.family, self.reference, ids + answer.tokens, prompt.pictures)
+        expected = torch.log_softmax(logits[len(ids) - 1 : -1].float(), -1)
+        assert answer.tokens == expected.argmax(-1).tolist()
+        found = torch.tensor(answer.logprobs)
+        chosen = expected.gather(1, torch.tensor(answer.tokens).unsqueeze(1))[:, 0]
+        torch.testing.assert_close(found, chosen, atol=5e-3, rtol=0)
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def served(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Served]:
+    own = Served(request.param, tmp_path_factory.mktemp(request.param))
+    yield own
+    own.engine.close()
+
+
+def text(seed: int, count: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 256, count).tolist()
+
+
+@pytest.mark.slow
+def test_answers_are_the_references(served: Served) -> None:
+    one = Prompt([text(0, 21), served.picture(0, 1), text(1, 9)])
+    other = Prompt([text(0, 21), served.picture(0, 2), text(1, 9)])
+    two = Prompt([served.picture(1, 3), text(2, 5), served.picture(0, 1), text(3, 40)])
+    answers = served.engine.run(one, other, two)
+    for prompt, answer in zip((one, other, two), answers, strict=True):
+        served.check(prompt, answer)
+    # What is seen decides: the same words about another picture.
+    assert answers[0].logprobs != answers[1].logprobs
+
+
+def answers_of(engine: PictureEngine, *prompts: Prompt) -> list[tuple[list[int], list[float]]]:
+    return [(answer.tokens, answer.logprobs) for answer in engine.run(*prompts)]
+
+
+@pytest.mark.slow
+def test_hits_to_the_unit_and_the_same_answers(served: Served) -> None:
+    """Cold, hit, in company: the same bits; another picture shares what stands before it."""
+    engine, seen = served.engine, served.picture(0, 11)
+    length = seen[1][0] * seen[1][1]
+    begin = 40
+    asked = Prompt([text(10, begin), seen, text(11, 30)])
+    total = begin + length + 30
+    (cold,) = engine.run(asked)
+    assert cold.num_cached == 0
+    (again,) = engine.run(asked)
+    assert again.num_cached == (total - 1) // 32 * 32
+    assert (again.tokens, again.logprobs) == (cold.tokens, cold.logprobs)
+    # A second question about it, and the same question about another picture of its size.
+    second = Prompt([text(10, begin), seen, text(12, 30)])
+    (answer,) = engine.run(second)
+    served.check(second, answer)
+    assert answer.num_cached == (begin + length) // 32 * 32
+    other = Prompt([text(10, begin), served.picture(0, 12), text(11, 30)])
+    (answer,) = engine.run(other)
+    assert answer.num_cached == begin // 32 * 32
+    served.check(other, answer)
+    salted = Prompt(asked.parts, salt="mine")
+    (answer,) = engine.run(salted)
+    assert answer.num_cached == 0
+    assert (answer.tokens, answer.logprobs) == (cold.tokens, cold.logprobs)
+    company = engine.run(*[Prompt(asked.parts, salt=f"{i}") for i in range(3)], other, second)
+    assert [(own.tokens, own.logprobs) for own in company[:3]] == [(cold.tokens, cold.logprobs)] * 3
+
+
+@pytest.mark.slow
+def test_chunks_of_any_size_give_the_same_answer(served: Served) -> None:
+    """Steps of few tokens cut a causal picture anywhere, and one that sees itself nowhere."""
+    seen = served.picture(0, 21)
+    asked = Prompt([text(20, 13), seen, text(21, 50), served.picture(1, 22), text(22, 3)])
+    (cold,) = served.engine.run(asked)
+    served.check(asked, cold)
+    for budget in (16, 40):
+        engine = PictureEngine(served.folder, chunk=budget)
+        try:
+            (answer,) = engine.run(asked)
+            assert (answer.tokens, answer.logprobs) == (cold.tokens, cold.logprobs)
+            assert len(answer.chunks) > len(cold.chunks)
+            if served.family in WHOLE:
+                ends = np.cumsum(answer.chunks)
+                for feature in asked.lay_out()[1]:
+                    place = feature.mm_position
+                    first, behind = place.offset, place.offset + place.length
+                    assert not any(first < end < behind for end in ends)
+            # The rest of a prompt behind a hit inside a picture.
+            (answer,) = engine.run(asked)
+            assert answer.num_cached > 0
+            assert (answer.tokens, answer.logprobs) == (cold.tokens, cold.logprobs)
+        finally:
+            engine.close()

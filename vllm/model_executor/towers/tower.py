@@ -1,0 +1,65 @@
+"""A tower ready to read pictures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor
+from vllm.model_executor.towers import gemma4, qwen3_5, siglip
+from vllm.model_executor.towers.files import pick_tensors
+from vllm.model_executor.towers.parts import KeepGoing
+from vllm.model_executor.towers.plans import TowerPlan
+from vllm.model_executor.towers.weights import TowerWeights
+
+_ENCODERS: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
+    {"siglip": siglip.encode, "gemma4": gemma4.encode, "qwen3_5": qwen3_5.encode}
+)
+
+
+def _go_on() -> None:
+    """Goes on: whoever asked waits."""
+
+
+class Tower:
+    """Makes the rows of one picture at a time.
+
+    Owns: its weights, read with the first picture.
+
+    Args:
+        plan: What it looks like.
+        stored: The checkpoint's tensors; None: weights are drawn.
+        dtype: Of its weights.
+        seed: Of drawn weights.
+    """
+
+    def __init__(
+        self,
+        plan: TowerPlan,
+        stored: Sequence[StoredTensor] | None,
+        dtype: torch.dtype,
+        seed: int = 0,
+    ) -> None:
+        by_name = None
+        if stored is not None:
+            by_name = pick_tensors(plan, stored)
+        self._plan: Any = plan
+        self._weights = TowerWeights(by_name, plan.tensors(), dtype, seed)
+        self._encode = _ENCODERS[plan.kind]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights once they are read."""
+        return self._weights.num_bytes
+
+    @torch.inference_mode()
+    def encode(self, pixels: torch.Tensor, keep_going: KeepGoing = _go_on) -> torch.Tensor:
+        """Return the rows fp32 ``[N, D]`` of a picture's pixels, uint8 ``[H, W, 3]``.
+
+        Args:
+            pixels: Of the size that the family's rule gives.
+            keep_going: Called between layers; raises to end the work.
+        """
+        rows = self._encode(self._plan, self._weights, pixels, keep_going)
+        return rows.float().contiguous()

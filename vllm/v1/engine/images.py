@@ -1,0 +1,99 @@
+"""Whether a model is served with its tower for pictures."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.checkpoint_files import find_weight_files, read_headers
+from vllm.model_executor.towers.files import find_fingerprint, find_obstacle, pick_tensors
+from vllm.model_executor.towers.plans import ImagesPlan
+from vllm.multimodal.families import ImageFamily
+from vllm.utils.gguf_file import is_gguf
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedImages:
+    """How a served model sees pictures.
+
+    Attributes:
+        family: Sizes and texts; None: it sees none.
+        reason: Why it sees none.
+        fingerprint: Names the tower.
+        are_whole: Whether a step holds all of a picture.
+    """
+
+    family: ImageFamily | None
+    reason: str = ""
+    fingerprint: str = ""
+    are_whole: bool = False
+
+
+def find_images(
+    plan: ImagesPlan | None,
+    checkpoint: str,
+    *,
+    obstacle: str = "",
+    is_drawn: bool = False,
+    seed: int = 0,
+) -> ServedImages:
+    """Return how a checkpoint is served.
+
+    Args:
+        plan: What its config.json says; None: it has no tower.
+        checkpoint: Its folder.
+        obstacle: What else stands against it, in words.
+        is_drawn: Whether weights are random.
+        seed: Of random ones.
+
+    Raises:
+        CheckpointError: A file is missing or broken.
+    """
+    if plan is None:
+        return ServedImages(None, "the model has no tower for pictures")
+    if obstacle:
+        return ServedImages(None, obstacle)
+    are_whole, family = plan.both_ways != "nowhere", plan.family.for_cpu()
+    if is_drawn:
+        digest = sha256(repr((plan.tower, seed)).encode()).hexdigest()
+        return ServedImages(family, "", digest, are_whole)
+    if is_gguf(checkpoint):
+        return ServedImages(None, "a GGUF file holds no tower for pictures")
+    stored = pick_tensors(plan.tower, read_headers(find_weight_files(Path(checkpoint))))
+    reason = find_obstacle(plan.tower, stored)
+    if reason:
+        if stored:
+            logger.warning("The model is served without pictures: %s", reason)
+        return ServedImages(None, f"it is served without pictures: {reason}")
+    return ServedImages(family, "", find_fingerprint(plan.tower, stored), are_whole)
+
+
+def check_budget(
+    family: ImageFamily | None, are_whole: bool, num_tokens: int, num_requests: int
+) -> None:
+    """Refuse steps too small for a picture that must be computed in one of them.
+
+    Every other running request may take a token of each step before it.
+
+    Args:
+        family: How pictures are seen; None: they are not.
+        are_whole: Whether a step holds all of one.
+        num_tokens: Of a step.
+        num_requests: That run at a time.
+
+    Raises:
+        ConfigError: They are.
+    """
+    if family is None or not are_whole:
+        return
+    needed = family.max_tokens + num_requests - 1
+    if num_tokens < needed:
+        raise ConfigError(
+            f"max_num_batched_tokens={num_tokens} is too small: the tokens of a picture, up to "
+            f"{family.max_tokens}, see each other both ways and are computed in one step, beside a "
+            f"token of each other request (max_num_seqs={num_requests}). Raise it to at least "
+            f"{needed}, lower max_num_seqs, or start with --language-model-only."
+        )

@@ -1,0 +1,87 @@
+"""Rows of pictures in a worker: made by the tower, kept by the scheduler's word, read by steps."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from vllm.exceptions import InvariantError
+from vllm.model_executor.towers.plans import ImagesPlan
+from vllm.model_executor.towers.tower import Tower
+from vllm.v1.attention.step_pictures import StepPictures
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.request_pictures import Picture
+from vllm.v1.worker.request_state import RequestState
+from vllm.v1.worker.step_input import StepInput
+
+
+class PictureRows:
+    """Rows of pictures.
+
+    Owns: the rows that the scheduler wants kept.
+
+    Args:
+        plan: How the model sees pictures.
+        tower: Makes them.
+        has_axes: Whether the model turns rows by number, row and column.
+    """
+
+    def __init__(self, plan: ImagesPlan, tower: Tower, *, has_axes: bool) -> None:
+        self._tower, self._has_axes = tower, has_axes
+        self._width = plan.tower.out_width
+        self._kept: dict[str, torch.Tensor] = {}
+        # What nobody asked for in time: the last picture's.
+        self._extra: tuple[str, torch.Tensor] | None = None
+
+    def update(self, output: SchedulerOutput, find_state: Callable[[str], RequestState]) -> None:
+        """Drop what the scheduler lets go of, and make what it asks for."""
+        for key in output.free_encoder_mm_hashes:
+            self._kept.pop(key, None)
+        for req_id, indices in output.scheduled_encoder_inputs.items():
+            own = find_state(req_id).pictures
+            assert own is not None, f"request {req_id} has pictures"
+            for index in indices:
+                picture = own.pictures[index]
+                if picture.key not in self._kept:
+                    self._kept[picture.key] = self._encode(picture)
+
+    def _encode(self, picture: Picture) -> torch.Tensor:
+        rows = self._tower.encode(torch.from_numpy(picture.pixels))
+        expected = picture.end - picture.offset
+        if rows.shape != (expected, self._width):
+            raise InvariantError(
+                f"a tower made {tuple(rows.shape)} rows of a picture of {expected} soft tokens"
+            )
+        return rows
+
+    def _find(self, picture: Picture) -> torch.Tensor:
+        made = self._kept.get(picture.key)
+        if made is not None:
+            return made
+        # The request that was to make them was taken out of its step.
+        if self._extra is None or self._extra[0] != picture.key:
+            self._extra = (picture.key, self._encode(picture))
+        return self._extra[1]
+
+    def build(self, step: StepInput) -> StepPictures | None:
+        """Return what pictures change in a step; None: no request has any."""
+        if all(state.pictures is None for state in step.requests):
+            return None
+        rows, values = [], []
+        axes = np.empty((3, step.num_tokens), dtype=np.int64)
+        axes[:] = step.positions
+        for state, item, first in zip(step.requests, step.slices, step.row_starts, strict=True):
+            if state.pictures is None:
+                continue
+            state.pictures.put_axes(item.start, axes[:, first : first + item.num_tokens])
+            end = item.start + item.num_tokens
+            for picture in state.pictures.find(item.start, end):
+                low, high = max(item.start, picture.offset), min(end, picture.end)
+                made = self._find(picture)
+                rows.append(np.arange(low, high) + first - item.start)
+                values.append(made[low - picture.offset : high - picture.offset])
+        return StepPictures(
+            torch.from_numpy(np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)),
+            torch.cat(values) if values else torch.empty(0, self._width),
+            torch.from_numpy(axes) if self._has_axes else None,
+        )
