@@ -33,7 +33,7 @@ class Scratch {
 struct Workspace {
   Scratch input, projected, hyper, post, mix, latent, key_values, rows, index_rows, index_weights,
       queries, index_queries, attended, grouped, output, scores, logits, hidden, parts, weights,
-      streams, embedded, turns, layer_inputs, beside, routed, shared_rows[2];
+      streams, embedded, lag, turns, layer_inputs, beside, routed, shared_rows[2];
 };
 
 struct Build {
@@ -42,6 +42,10 @@ struct Build {
                          const float* streams, float* output);
   void (*v4_logits)(ThreadPool&, Workspace&, const vn_v4_model&, const float* streams,
                     int64_t num_rows, bool is_mtp, float* logits);
+  void (*v41_forward)(ThreadPool&, Workspace&, const vn_v4_model&, const vn_step&,
+                      const float* const* table_rows, float* stream);
+  void (*v41_logits)(ThreadPool&, Workspace&, const vn_v4_model&, const float* stream,
+                     int64_t num_rows, float* logits);
   void (*decoder_forward)(ThreadPool&, Workspace&, const vn_decoder_model&, const vn_step&,
                           float* stream);
   void (*decoder_logits)(ThreadPool&, Workspace&, const vn_decoder_model&, const float* stream,

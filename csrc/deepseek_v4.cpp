@@ -4,69 +4,13 @@
 #include "entries.h"
 #include "hyper_connections.h"
 #include "kernels.h"
-#include "mixture.h"
+#include "layer_rows.h"
 #include "products.h"
-#include "v4_attention.h"
+#include "v4_layers.h"
 #include "wanted_rows.h"
 
 namespace vn {
 namespace VN_BUILD {
-
-class V4Layers {
- public:
-  V4Layers(ThreadPool& pool, Workspace& space, const vn_v4_model& model, const vn_step& step)
-      : pool_(pool),
-        space_(space),
-        m_(model),
-        step_(step),
-        attention_(pool, space, model, step) {}
-
-  // streams [T, n, D] before and after the layer; of the last layer those of `wanted` rows alone,
-  // ascending flat ones. All rows' caches are written.
-  void run(const vn_v4_layer& layer, const std::vector<int64_t>& wanted, float* streams) {
-    const int64_t d = m_.hidden_size, n = m_.num_streams;
-    int64_t t = step_.num_tokens;
-    float* x = space_.input.take(t * d);
-    HyperState hyper{space_.hyper, space_.post, space_.mix};
-    read_streams(pool_, m_, layer.attn_hyper, layer.attn_norm, streams, t, hyper, x);
-    float* output = space_.output.take(t * d);
-    attention_.attend(layer, x, wanted, output);
-    const int64_t* token_ids = step_.token_ids;
-    std::vector<int64_t> wanted_ids;
-    const bool is_whole = static_cast<int64_t>(wanted.size()) == t;
-    if (!is_whole) {
-      if (wanted.empty()) return;
-      gather_rows(wanted, d, output);
-      gather_rows(wanted, n * d, streams);
-      gather_rows(wanted, n, hyper.post.take(t * n));
-      gather_rows(wanted, n * n, hyper.mix.take(t * n * n));
-      for (const int64_t row : wanted) wanted_ids.push_back(token_ids[row]);
-      token_ids = wanted_ids.data();
-      t = static_cast<int64_t>(wanted.size());
-    }
-    write_streams(pool_, m_, output, t, hyper, streams);
-    read_streams(pool_, m_, layer.ffn_hyper, layer.ffn_norm, streams, t, hyper, x);
-    mix_v4_experts(pool_, space_, m_, layer, token_ids, x, t, output);
-    write_streams(pool_, m_, output, t, hyper, streams);
-    if (!is_whole) scatter_rows(wanted, n * d, streams);
-  }
-
-  // Raises what went wrong in any thread.
-  void check() const { attention_.check(); }
-
- private:
-  ThreadPool& pool_;
-  Workspace& space_;
-  const vn_v4_model& m_;
-  const vn_step& step_;
-  V4Attention attention_;
-};
-
-inline void embed_rows(ThreadPool& pool, const vn_v4_model& m, const vn_step& step, float* out) {
-  for_rows(pool, step.num_tokens, m.hidden_size, [&](int64_t row) {
-    decode_matrix_row(m.embed, step.token_ids[row], out + row * m.hidden_size);
-  });
-}
 
 void v4_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
                 const vn_step& step, float* streams) {
@@ -76,12 +20,16 @@ void v4_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
   for (int64_t row = 0; row < step.num_tokens * m.num_streams; ++row) {
     std::memcpy(streams + row * d, embedded + row / m.num_streams * d, sizeof(float) * d);
   }
-  V4Layers layers(pool, space, m, step);
-  const std::vector<int64_t> all = list_rows(step.num_tokens), wanted = find_wanted(step);
+  LayerRows rows(pool, space, m, step, -1);
   for (int32_t i = 0; i < m.num_layers; ++i) {
-    layers.run(m.layers[i], i + 1 < m.num_layers ? all : wanted, streams);
+    if (rows.can_narrow(i)) rows.narrow(i, streams, nullptr);
+    if (rows.step().num_tokens == 0) break;
+    const std::vector<int64_t> wanted = rows.find_wanted_behind(i);
+    const V4Rows own = {rows.step(), rows.attention(), wanted, false};
+    run_v4_layer(pool, space, m, m.layers[i], own, streams, nullptr);
   }
-  layers.check();
+  rows.check();
+  if (rows.is_narrow()) spread_rows(rows.rows(), step.num_tokens, m.num_streams * d, streams);
 }
 
 void v4_forward_mtp(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
@@ -107,9 +55,11 @@ void v4_forward_mtp(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
   for_rows(pool, t * n, d, [&](int64_t row) {
     for (int64_t i = 0; i < d; ++i) output[row * d + i] += projected[row / n * d + i];
   });
-  V4Layers layers(pool, space, m, step);
-  layers.run(*m.mtp, list_rows(t), output);
-  layers.check();
+  V4Choices choices;
+  V4Attention attention(pool, space, m, step, choices);
+  const std::vector<int64_t> all = list_rows(t);
+  run_v4_layer(pool, space, m, *m.mtp, {step, attention, all, false}, output, nullptr);
+  attention.check();
 }
 
 void v4_logits(ThreadPool& pool, Workspace& space, const vn_v4_model& m,

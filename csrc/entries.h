@@ -14,6 +14,12 @@ void v4_forward_mtp(ThreadPool& pool, Workspace& space, const vn_v4_model& m, co
 void v4_logits(ThreadPool& pool, Workspace& space, const vn_v4_model& m, const float* streams,
                int64_t num_rows, bool is_mtp, float* logits);
 
+// deepseek_v41.cpp
+void v41_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m, const vn_step& step,
+                 const float* const* table_rows, float* stream);
+void v41_logits(ThreadPool& pool, Workspace& space, const vn_v4_model& m, const float* stream,
+                int64_t num_rows, float* logits);
+
 // decoder.cpp
 void decoder_forward(ThreadPool& pool, Workspace& space, const vn_decoder_model& m,
                      const vn_step& step, float* stream);

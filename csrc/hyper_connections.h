@@ -72,11 +72,12 @@ inline void collapse(const float* weights, const float* streams, int n, int64_t 
 
 // Model: any with num_streams, hidden_size, sinkhorn_iterations, hyper_eps and norm_eps.
 //
-// Reads a sublayer's normed input x [T, D] from streams [T, n, D].
+// Reads a sublayer's normed input x [T, D] from streams [T, n, D]. lag: null, or the weights [T, n] to
+// read by, which become those that this sublayer would have read by: the next one does.
 template <typename Model>
 inline void read_streams(ThreadPool& pool, const Model& m, const vn_hyper& hyper,
                          const float* norm, const float* streams, int64_t t, HyperState& state,
-                         float* x) {
+                         float* x, float* lag = nullptr) {
   const int n = m.num_streams;
   const int64_t d = m.hidden_size, flat = n * d, width = (2 + n) * n;
   float* projected = state.projected.take(t * width);
@@ -115,6 +116,7 @@ inline void read_streams(ThreadPool& pool, const Model& m, const vn_hyper& hyper
       for (int i = 0; i < n * n; ++i) {
         mix[row * n * n + i] = values[(2 * n + i) * kLanes + lane];
       }
+      if (lag != nullptr) std::swap_ranges(weights, weights + n, lag + row * n);
       collapse(weights, streams + row * flat, n, d, x + row * d);
       rms_norm(x + row * d, norm, 1.0f, d, m.norm_eps, x + row * d);
     }

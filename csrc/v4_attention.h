@@ -1,5 +1,5 @@
-// DeepSeek-V4's attention over a step: the window's rows and compressed entries, all of them or those
-// that an indexer chooses. Prefill and decode are one path, row by row.
+// DeepSeek-V4's and V4.1's attention over a step: the window's rows and compressed entries, all of them
+// or those that an indexer chooses. Prefill and decode are one path, row by row.
 #pragma once
 
 #include "build.h"
@@ -18,10 +18,26 @@ constexpr int64_t kKeyBlock = 512;
 constexpr int64_t kTileQueries = 24;
 constexpr int64_t kMaxTileScores = 1 << 16;
 
+// What indexers chose for the rows of a step, for the layers that share it.
+struct V4Choices {
+  std::vector<std::vector<int32_t>> entries;     // ascending; none: the row attends all it sees
+  std::vector<std::vector<int32_t>> candidates;  // blocks, ascending; none: all
+};
+
 class V4Attention {
  public:
-  V4Attention(ThreadPool& pool, Workspace& space, const vn_v4_model& model, const vn_step& step)
-      : pool_(pool), space_(space), m_(model), step_(step), pages_(step), t_(step.num_tokens) {
+  V4Attention(ThreadPool& pool, Workspace& space, const vn_v4_model& model, const vn_step& step,
+              V4Choices& choices)
+      : pool_(pool),
+        space_(space),
+        m_(model),
+        step_(step),
+        pages_(step),
+        t_(step.num_tokens),
+        num_turns_(t_),
+        choices_(choices) {
+    choices_.entries.resize(t_);
+    choices_.candidates.resize(t_);
     const int32_t pairs = m_.rope_dim / 2;
     turns_ = space_.turns.take(2 * t_ * m_.rope_dim);
     for_rows(pool_, t_, 40 * m_.rope_dim, [&](int64_t row) {
@@ -30,10 +46,32 @@ class V4Attention {
     });
   }
 
+  // The same for some rows of a step, those that `rows` lists.
+  V4Attention(const V4Attention& whole, const vn_step& step, const std::vector<int64_t>& rows)
+      : pool_(whole.pool_),
+        space_(whole.space_),
+        m_(whole.m_),
+        step_(step),
+        pages_(step),
+        t_(step.num_tokens),
+        num_turns_(whole.num_turns_),
+        choices_(whole.choices_),
+        turns_(whole.turns_),
+        rows_of_whole_(rows.data()) {}
+
+  // Writes the entries that a step completes from the normed inputs x [T, D] of a layer that makes
+  // some for others, nothing else.
+  void make_entries(const vn_v4_layer& layer, const float* x) {
+    const int64_t width = layer.in_proj.rows;
+    float* projected = space_.projected.take(t_ * width);
+    multiply(pool_, x, t_, layer.in_proj, projected);
+    make_shared(layer, projected + m_.q_lora_rank + m_.head_dim, width);
+  }
+
   // output [T, D] of normed inputs x [T, D]; writes the layer's caches. wanted: flat rows whose
-  // output is read, ascending.
+  // output is read, ascending. has_entries: make_entries came before.
   void attend(const vn_v4_layer& layer, const float* x, const std::vector<int64_t>& wanted,
-              float* output) {
+              float* output, bool has_entries = false) {
     const int64_t d = m_.head_dim, width = layer.in_proj.rows;
     float* projected = space_.projected.take(t_ * width);
     multiply(pool_, x, t_, layer.in_proj, projected);
@@ -53,22 +91,31 @@ class V4Attention {
       round_row(layer.window.kind, key, d);
     });
     int64_t at = m_.q_lora_rank + d;
-    if (compresses) {
+    if (layer.sharing != nullptr) {
+      if (layer.sharing->makes_entries != 0) {
+        if (!has_entries) make_shared(layer, projected + at, width);
+        at += layer.ratio > 1 ? 2 * d : d;
+      }
+    } else if (compresses) {
       const vn_compressor& c = layer.compressor;
       compress(layer, c, projected + at, width, space_.rows.take(t_ * 2 * c.row_width));
       at += 2 * c.row_width;
     }
     const float* head_weights = nullptr;
-    if (layer.kind == VN_CHOSEN_ENTRIES) {
+    if (layer.sharing != nullptr) {
+      if (layer.sharing->chooses != 0) head_weights = projected + at;
+    } else if (layer.kind == VN_CHOSEN_ENTRIES) {
       const vn_compressor& c = layer.index_compressor;
       compress(layer, c, projected + at, width, space_.index_rows.take(t_ * 2 * c.row_width));
       head_weights = projected + at + 2 * c.row_width;
     }
     for (size_t i = 0; i < wanted.size();) {
       const int64_t first = wanted[i];
-      while (i < wanted.size() && wanted[i] < first + kQueryBlock) ++i;
-      attend_block(layer, first, wanted[i - 1] + 1 - first, latent, kv, head_weights, width,
-                   output);
+      std::vector<int64_t> own;  // counted from the block's first row
+      for (; i < wanted.size() && wanted[i] < first + kQueryBlock; ++i) {
+        own.push_back(wanted[i] - first);
+      }
+      attend_block(layer, first, own, latent, kv, head_weights, width, output);
     }
   }
 
@@ -76,8 +123,15 @@ class V4Attention {
   void check() const { missing_.check(); }
 
  private:
-  float* main_turns(int64_t row) { return turns_ + row * m_.rope_dim; }
-  float* compress_turns(int64_t row) { return turns_ + (t_ + row) * m_.rope_dim; }
+  // The number of a row in the whole step.
+  int64_t whole_row(int64_t row) const {
+    return rows_of_whole_ == nullptr ? row : rows_of_whole_[row];
+  }
+
+  float* main_turns(int64_t row) { return turns_ + whole_row(row) * m_.rope_dim; }
+  float* compress_turns(int64_t row) {
+    return turns_ + (num_turns_ + whole_row(row)) * m_.rope_dim;
+  }
 
   int64_t own_row(int64_t request, int64_t position) const {
     return step_.row_starts[request] + position - step_.starts[request];
@@ -108,9 +162,18 @@ class V4Attention {
 
   void make_entry(const vn_v4_layer& layer, const vn_compressor& c, int64_t request,
                   int64_t index, const float* rows) {
+    thread_local Floats entry;
+    entry.resize(c.width);
+    reduce_window(layer, c, request, index, rows, 2 * c.row_width, entry.data());
+    store_entry(layer, c, request, index, entry.data());
+  }
+
+  // entry [width], normed, of the tokens of a window; rows of this step lie `stride` apart.
+  void reduce_window(const vn_v4_layer& layer, const vn_compressor& c, int64_t request,
+                     int64_t index, const float* rows, int64_t stride, float* entry) {
     const int64_t ratio = layer.ratio, first = index * ratio;
     thread_local std::vector<const float*> values, scores;
-    thread_local Floats decoded, entry;
+    thread_local Floats decoded;
     values.clear();
     scores.clear();
     const int64_t stored_width = 2 * c.row_width;
@@ -119,7 +182,7 @@ class V4Attention {
     for (int64_t p = begin; p < first + ratio; ++p) {
       const float* row;
       if (p >= step_.starts[request]) {
-        row = rows + own_row(request, p) * stored_width;
+        row = rows + own_row(request, p) * stride;
       } else {
         float* copy = decoded.data() + (p - begin) * stored_width;
         decode_row(c.state.data, need_row(c.state, request, p), c.state.kind, stored_width, copy);
@@ -130,14 +193,53 @@ class V4Attention {
       values.push_back(row + half);
       scores.push_back(row + c.row_width + half);
     }
-    entry.resize(c.width + kLanes);
-    reduce_rows(values, scores, c.width, entry.data());
-    rms_norm(entry.data(), c.norm, 1.0f, c.width, m_.norm_eps, entry.data());
+    reduce_rows(values, scores, c.width, entry);
+    rms_norm(entry, c.norm, 1.0f, c.width, m_.norm_eps, entry);
+  }
+
+  // Turns an entry by the position of its first token and stores it.
+  void store_entry(const vn_v4_layer& layer, const vn_compressor& c, int64_t request, int64_t index,
+                   float* entry) {
+    const int64_t first = index * layer.ratio;
     thread_local Floats turns;
     turns.resize(m_.rope_dim);
     compute_turns(first, m_.compress_frequencies, m_.rope_dim / 2, turns.data());
-    rotate_tail(entry.data(), c.width, turns.data(), m_.rope_dim / 2, 1.0f);
-    write_row(c.entries, need_row(c.entries, request, first), entry.data());
+    rotate_tail(entry, c.width, turns.data(), m_.rope_dim / 2, 1.0f);
+    write_row(c.entries, need_row(c.entries, request, first), entry);
+  }
+
+  // Entries that layers share, and of each its index key, from rows c | g of a window's tokens; of one
+  // token c alone.
+  void make_shared(const vn_v4_layer& layer, const float* projected, int64_t stride) {
+    const vn_compressor &c = layer.compressor, &keys = layer.index_compressor;
+    if (layer.ratio > 1) {
+      for_rows(pool_, t_, 4 * c.row_width, [&](int64_t row) {
+        store_row(pages_, c.state, row, step_.positions[row], projected + row * stride);
+      });
+    }
+    const std::vector<Entry> entries = list_entries(step_, c.entries, layer.ratio);
+    const int64_t count = static_cast<int64_t>(entries.size());
+    if (count == 0) return;
+    float* latents = space_.index_rows.take(count * c.width);
+    for_rows(pool_, count, 60 * layer.ratio * c.width, [&](int64_t i) {
+      const auto [request, index] = entries[i];
+      float* latent = latents + i * c.width;
+      if (layer.ratio > 1) {
+        reduce_window(layer, c, request, index, projected, stride, latent);
+      } else {
+        const float* own = projected + own_row(request, index) * stride;
+        rms_norm(own, c.norm, 1.0f, c.width, m_.norm_eps, latent);
+      }
+    });
+    float* found = space_.index_queries.take(count * keys.width);
+    multiply(pool_, latents, count, layer.sharing->key_proj, found);
+    for_rows(pool_, count, 40 * c.width, [&](int64_t i) {
+      const auto [request, index] = entries[i];
+      float* key = found + i * keys.width;
+      rms_norm(key, layer.sharing->key_norm, 1.0f, keys.width, m_.norm_eps, key);
+      store_entry(layer, keys, request, index, key);
+      store_entry(layer, c, request, index, latents + i * c.width);
+    });
   }
 
   // ---- attention ----------------------------------------------------------------------------
@@ -146,9 +248,10 @@ class V4Attention {
     return layer.kind == VN_WINDOW ? 0 : (step_.positions[row] + 1) / layer.ratio;
   }
 
-  void attend_block(const vn_v4_layer& layer, int64_t first, int64_t rows, const float* latent,
-                    const float* kv, const float* head_weights, int64_t stride, float* output) {
-    const int64_t d = m_.head_dim, all_heads = m_.num_heads * d;
+  void attend_block(const vn_v4_layer& layer, int64_t first, const std::vector<int64_t>& wanted,
+                    const float* latent, const float* kv, const float* head_weights, int64_t stride,
+                    float* output) {
+    const int64_t d = m_.head_dim, all_heads = m_.num_heads * d, rows = wanted.back() + 1;
     float* queries = space_.queries.take(rows * all_heads);
     const float* block_latent = latent + first * m_.q_lora_rank;
     multiply(pool_, block_latent, rows, layer.wq_b, queries);
@@ -157,17 +260,21 @@ class V4Attention {
       const float* turns = turns_of(layer, first + i);
       for (int64_t h = 0; h < m_.num_heads; ++h) {
         float* query = queries + i * all_heads + h * d;
-        rms_norm(query, nullptr, scale, d, m_.norm_eps, query);
+        if (m_.has_plain_queries != 0) {
+          for (int64_t at = 0; at < d; ++at) query[at] *= scale;
+        } else {
+          rms_norm(query, nullptr, scale, d, m_.norm_eps, query);
+        }
         rotate_tail(query, d, turns, m_.rope_dim / 2, 1.0f);
       }
     });
-    if (layer.kind == VN_CHOSEN_ENTRIES) {
-      choose_entries(layer, first, rows, block_latent, head_weights, stride);
+    if (head_weights != nullptr) {
+      choose_entries(layer, first, wanted, block_latent, head_weights, stride);
     }
     float* attended = space_.attended.take(rows * all_heads);
-    const std::vector<Tile> tiles = tile_rows(first, rows, m_.num_heads, [&](int64_t row) {
-      const int64_t entries = count_entries(layer, row);
-      return entries > listed_entries(layer) ? 1 : kMaxTileScores / (m_.window + entries);
+    const std::vector<Tile> tiles = tile_rows(first, wanted, m_.num_heads, [&](int64_t row) {
+      if (find_list(layer, row) != nullptr) return int64_t{1};
+      return kMaxTileScores / (m_.window + count_entries(layer, row));
     });
     const int64_t num_tiles = static_cast<int64_t>(tiles.size());
     const int64_t entries = std::min(count_entries(layer, first + rows - 1), listed_entries(layer));
@@ -192,19 +299,19 @@ class V4Attention {
     int64_t first, rows;
   };
 
-  // Cuts a block's rows into tiles of `heads` queries a row; find_most(row): the most queries of a
-  // tile that ends with a row.
+  // Cuts a block's wanted rows into tiles of `heads` queries a row; find_most(row): the most queries of
+  // a tile that ends with a row.
   template <typename FindMost>
-  std::vector<Tile> tile_rows(int64_t first, int64_t rows, int64_t heads,
+  std::vector<Tile> tile_rows(int64_t first, const std::vector<int64_t>& wanted, int64_t heads,
                               FindMost&& find_most) const {
     std::vector<Tile> tiles;
-    for (int64_t i = 0; i < rows; ++i) {
+    for (const int64_t i : wanted) {
       const int64_t request = pages_.request_of(first + i);
       if (!tiles.empty()) {
         Tile& last = tiles.back();
         const int64_t queries = (last.rows + 1) * heads;
-        if (pages_.request_of(first + last.first) == request && queries <= kTileQueries &&
-            queries <= find_most(first + i)) {
+        if (last.first + last.rows == i && pages_.request_of(first + last.first) == request &&
+            queries <= kTileQueries && queries <= find_most(first + i)) {
           ++last.rows;
           continue;
         }
@@ -218,16 +325,29 @@ class V4Attention {
     return layer.kind == VN_WINDOW ? main_turns(row) : compress_turns(row);
   }
 
-  // Fills chosen_ for the rows of a block that see more entries than the indexer lets through.
-  void choose_entries(const vn_v4_layer& layer, int64_t first, int64_t rows, const float* latent,
-                      const float* head_weights, int64_t stride) {
-    chosen_.resize(std::max<size_t>(chosen_.size(), rows));
-    int64_t most = 0;
-    for (int64_t i = 0; i < rows; ++i) {
-      chosen_[i].clear();
-      most = std::max(most, count_entries(layer, first + i));
+  // How an indexer chooses for one row.
+  struct Choice {
+    int64_t num_visible = 0;
+    bool names = false;              // names candidates
+    bool chooses = false;            // some of the visible entries, or of those listed
+    std::vector<int32_t> listed;     // the candidates' entries, ascending; none: all visible ones
+    int64_t num_scored() const {
+      if (!names && !chooses) return 0;
+      return listed.empty() ? num_visible : static_cast<int64_t>(listed.size());
     }
-    if (most <= m_.index_topk) return;
+  };
+
+  // Fills the choices of a block's rows: where more is seen than the indexer lets through, or named.
+  void choose_entries(const vn_v4_layer& layer, int64_t first, const std::vector<int64_t>& wanted,
+                      const float* latent, const float* head_weights, int64_t stride) {
+    const int64_t rows = wanted.back() + 1;
+    std::vector<Choice> choices(rows);
+    int64_t most = 0;
+    for (const int64_t i : wanted) {
+      choices[i] = begin_choice(layer, first + i);
+      most = std::max(most, choices[i].num_scored());
+    }
+    if (most == 0) return;
     const int64_t heads = m_.index_heads, width = m_.index_dim;
     float* queries = space_.index_queries.take(rows * heads * width);
     multiply(pool_, latent, rows, layer.index_wq_b, queries);
@@ -242,36 +362,86 @@ class V4Attention {
     });
     float* scores = space_.scores.take(rows * most);
     const int64_t blocks = (most + kKeyBlock - 1) / kKeyBlock;
-    const std::vector<Tile> tiles =
-        tile_rows(first, rows, heads, [](int64_t) { return kTileQueries; });
+    const std::vector<Tile> tiles = tile_rows(first, wanted, heads, [&](int64_t row) {
+      return choices[row - first].listed.empty() ? kTileQueries : int64_t{1};
+    });
     pool_.run(static_cast<int64_t>(tiles.size()) * blocks, [&](int64_t task) {
       const Tile tile = tiles[task / blocks];
       const int64_t i = tile.first, from = task % blocks * kKeyBlock;
-      const int64_t count = count_entries(layer, first + i + tile.rows - 1);
-      if (count <= m_.index_topk || from >= count) return;
-      score_entries(layer, first + i, tile.rows, queries + i * heads * width, weights + i * heads,
-                    from, std::min(count, from + kKeyBlock), scores + i * most, most);
+      const Choice& last = choices[i + tile.rows - 1];
+      const int64_t to = std::min(last.num_scored(), from + kKeyBlock);
+      if (from >= to) return;
+      thread_local RowList keys;
+      const vn_cache& cache = layer.index_compressor.entries;
+      const int64_t request = pages_.request_of(first + i);
+      keys.clear();
+      keys.reserve_decoded(to - from, width);
+      if (last.listed.empty()) {
+        add_rows(cache, request, from, to, keys);
+      } else {
+        for (int64_t k = from; k < to; ++k) {
+          const int64_t position = int64_t{last.listed[k]} * layer.ratio;
+          keys.add_stored(cache, need_row(cache, request, position));
+        }
+      }
+      score_keys(keys, tile.rows, queries + i * heads * width, weights + i * heads,
+                 scores + i * most + from, most);
     });
     for_rows(pool_, rows, 4 * most, [&](int64_t i) {
-      const int64_t count = count_entries(layer, first + i);
-      thread_local Floats scratch;
-      if (count > m_.index_topk) {
-        choose_highest(scores + i * most, count, m_.index_topk, scratch, chosen_[i]);
-      }
+      if (choices[i].num_scored() == 0) return;
+      finish_choice(choices[i], whole_row(first + i), scores + i * most);
     });
   }
 
-  // Scores entries from .. to - 1 for some rows of one request, also those that a row does not see.
-  void score_entries(const vn_v4_layer& layer, int64_t row, int64_t rows, const float* queries,
-                     const float* weights, int64_t from, int64_t to, float* scores,
-                     int64_t stride) {
-    const int64_t width = m_.index_dim, total = rows * m_.index_heads;
-    thread_local RowList keys;
-    keys.clear();
-    keys.reserve_decoded(to - from, width);
-    const vn_cache& cache = layer.index_compressor.entries;
-    add_rows(cache, pages_.request_of(row), from, to, keys);
-    const int64_t count = to - from;
+  // Looks at what a row sees; where nothing has to be scored its choice is made.
+  Choice begin_choice(const vn_v4_layer& layer, int64_t row) {
+    Choice choice;
+    const int64_t visible = count_entries(layer, row), size = m_.candidate_block_size;
+    const int32_t candidates = layer.sharing == nullptr ? 0 : layer.sharing->candidates;
+    std::vector<int32_t>& chosen = choices_.entries[whole_row(row)];
+    std::vector<int32_t>& blocks = choices_.candidates[whole_row(row)];
+    chosen.clear();
+    choice.num_visible = visible;
+    choice.chooses = visible > m_.index_topk;
+    if (candidates == VN_NAMES_CANDIDATES) {
+      blocks.clear();
+      choice.names = visible > m_.candidate_blocks * size;
+    } else if (candidates == VN_WITHIN_CANDIDATES && !blocks.empty()) {
+      for (const int64_t block : blocks) {
+        const int64_t end = std::min(visible, (block + 1) * size);
+        for (int64_t e = block * size; e < end; ++e) {
+          choice.listed.push_back(static_cast<int32_t>(e));
+        }
+      }
+      choice.chooses = static_cast<int64_t>(choice.listed.size()) > m_.index_topk;
+      if (!choice.chooses) chosen = choice.listed;
+    }
+    return choice;
+  }
+
+  // Changes the scores.
+  void finish_choice(const Choice& choice, int64_t whole_row, float* scores) {
+    thread_local Floats best, scratch;
+    if (choice.names) {
+      // The best entry stands for its block, and the newest block is always among them.
+      const int64_t size = m_.candidate_block_size, visible = choice.num_visible;
+      best.assign((visible + size - 1) / size, -INFINITY);
+      for (int64_t e = 0; e < visible; ++e) best[e / size] = std::max(best[e / size], scores[e]);
+      best.back() = INFINITY;
+      choose_highest(best.data(), static_cast<int64_t>(best.size()), m_.candidate_blocks, scratch,
+                     choices_.candidates[whole_row]);
+    }
+    if (!choice.chooses) return;
+    std::vector<int32_t>& chosen = choices_.entries[whole_row];
+    choose_highest(scores, choice.num_scored(), m_.index_topk, scratch, chosen);
+    if (choice.listed.empty()) return;
+    for (int32_t& place : chosen) place = choice.listed[place];
+  }
+
+  // Scores of keys for some rows of one request, also of those that a row does not see.
+  void score_keys(const RowList& keys, int64_t rows, const float* queries, const float* weights,
+                  float* scores, int64_t stride) {
+    const int64_t width = m_.index_dim, total = rows * m_.index_heads, count = keys.size();
     thread_local Floats products;
     thread_local std::vector<const float*> x;
     thread_local std::vector<float*> y;
@@ -284,7 +454,7 @@ class V4Attention {
     }
     dot_floats(x.data(), total, keys.data(), count, width, y.data(), 0);
     for (int64_t i = 0; i < rows; ++i) {
-      float* own = scores + i * stride + from;
+      float* own = scores + i * stride;
       std::fill_n(own, count, 0.0f);
       for (int64_t q = i * m_.index_heads; q < (i + 1) * m_.index_heads; ++q) {
         const float weight = weights[q];
@@ -361,7 +531,7 @@ class V4Attention {
     const int64_t num_entries = count_entries(layer, row + tile.rows - 1);
     keys.clear();
     keys.reserve_decoded(m_.window + tile.rows + std::min(num_entries, listed_entries(layer)), d);
-    add_entries(layer, request, num_entries, tile.first, keys);
+    add_entries(layer, row, num_entries, keys);
     const int64_t listed = keys.size(), start = step_.starts[request];
     add_rows(layer.window, request, first, std::min(start, end), keys);
     for (int64_t p = std::max(first, start); p < end; ++p) keys.add(kv + own_row(request, p) * d);
@@ -372,11 +542,19 @@ class V4Attention {
     return layer.kind == VN_CHOSEN_ENTRIES ? m_.index_topk : INT64_MAX / 2;
   }
 
-  void add_entries(const vn_v4_layer& layer, int64_t request, int64_t num_entries,
-                   int64_t index_in_block, RowList& keys) {
+  // The entries that were chosen for a row; null: it attends all it sees.
+  const std::vector<int32_t>* find_list(const vn_v4_layer& layer, int64_t row) const {
+    if (layer.kind != VN_CHOSEN_ENTRIES) return nullptr;
+    const std::vector<int32_t>& chosen = choices_.entries[whole_row(row)];
+    return chosen.empty() ? nullptr : &chosen;
+  }
+
+  // Those of a tile's rows, which see no more than `num_entries`; a row with a list is alone in its.
+  void add_entries(const vn_v4_layer& layer, int64_t row, int64_t num_entries, RowList& keys) {
     const vn_cache& cache = layer.compressor.entries;
-    if (num_entries > listed_entries(layer)) {
-      for (const int32_t e : chosen_[index_in_block]) {
+    const int64_t request = pages_.request_of(row);
+    if (const std::vector<int32_t>* chosen = find_list(layer, row)) {
+      for (const int32_t e : *chosen) {
         keys.add_stored(cache, need_row(cache, request, int64_t{e} * layer.ratio));
       }
       return;
@@ -415,9 +593,10 @@ class V4Attention {
   const vn_v4_model& m_;
   const vn_step& step_;
   const Pages pages_;
-  const int64_t t_;
+  const int64_t t_, num_turns_;
+  V4Choices& choices_;
   float* turns_ = nullptr;
-  std::vector<std::vector<int32_t>> chosen_;
+  const int64_t* rows_of_whole_ = nullptr;
   MissingRow missing_;
 };
 

@@ -156,11 +156,11 @@ class CheckedStep {
     const auto all = [&](int64_t start) { return start / layer.ratio * layer.ratio; };
     check_cache(layer.window, read_few);
     if (layer.kind != VN_WINDOW) {
-      check_cache(layer.compressor.state, read_few);
+      check_state(layer.compressor);
       check_cache(layer.compressor.entries, all);
     }
     if (layer.kind == VN_CHOSEN_ENTRIES) {
-      check_cache(layer.index_compressor.state, read_few);
+      check_state(layer.index_compressor);
       check_cache(layer.index_compressor.entries, all);
     }
   }
@@ -206,6 +206,10 @@ class CheckedStep {
   }
 
   static int64_t read_few(int64_t) { return 0; }
+
+  void check_state(const vn_compressor& compressor) const {
+    if (compressor.state.data != nullptr) check_cache(compressor.state, read_few);
+  }
 
   static void check_token(int64_t id, int64_t vocab_size) {
     check(id >= 0 && id < vocab_size, [&] {
@@ -322,6 +326,22 @@ int32_t vn_v4_logits(vn_context* context, const vn_v4_model* model, const float*
   return guarded(context, [&] {
     context->build.v4_logits(context->pool, context->space, *model, streams, num_rows, is_mtp != 0,
                              logits);
+  });
+}
+
+int32_t vn_v41_forward(vn_context* context, const vn_v4_model* model, const vn_step* step,
+                       const float* const* table_rows, float* stream) {
+  return guarded(context, [&] {
+    const CheckedStep checked(model->vocab_size, *step);
+    for (int32_t i = 0; i < model->num_layers; ++i) checked.check_layer(model->layers[i]);
+    context->build.v41_forward(context->pool, context->space, *model, *step, table_rows, stream);
+  });
+}
+
+int32_t vn_v41_logits(vn_context* context, const vn_v4_model* model, const float* stream,
+                      int64_t num_rows, float* logits) {
+  return guarded(context, [&] {
+    context->build.v41_logits(context->pool, context->space, *model, stream, num_rows, logits);
   });
 }
 

@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 21
+#define VN_ABI_VERSION 22
 
 #define VN_API __attribute__((visibility("default")))
 
@@ -149,6 +149,7 @@ typedef struct {
   const int64_t* counts;         // [R] tokens of the step, positive
   const int64_t* read_from;      // [R] first position whose window rows are stored
   const int64_t* wanted_from;    // [R] first position whose streams are read: others are undefined
+  const int64_t* output_from;    // [R] first position whose output is read, in this step or later
   const int64_t* write_from;     // [G, R] first position to write
   const int64_t* table_offsets;  // [G, R] where the table begins in block_ids
   const int64_t* table_lengths;  // [G, R]
@@ -180,13 +181,34 @@ typedef struct {
   const float* scale;  // [3]: reading, writing, mixing
 } vn_hyper;
 
-// A compressor: `ratio` rows of c | s (twice as wide with overlap) become one entry.
+// A compressor: `ratio` rows of c | s (twice as wide with overlap) become one entry. Of one row c alone
+// is there, and no state.
 typedef struct {
-  const float* ape;   // [ratio, row_width]
+  const float* ape;   // [ratio, row_width], or null: scores have no bias
   const float* norm;  // [width]
   vn_cache state, entries;
   int32_t row_width, width;
 } vn_compressor;
+
+// DeepSeek-V4.1: whose entries and choices a layer attends to. Entries and index keys lie where the
+// layer's two compressors say, which may be another layer's caches.
+typedef struct {
+  int32_t makes_entries, chooses;  // else those of a layer below, and what the last one chose
+  int32_t candidates;  // vn_v4_candidates
+  int32_t unused;
+  vn_matrix key_proj;     // [index_dim, d]: of entries before they are turned
+  const float* key_norm;  // [index_dim]
+} vn_v4_sharing;
+
+// Later choices are made of the blocks that this one names; this one is made of named blocks.
+enum vn_v4_candidates { VN_ALL_CANDIDATES = 0, VN_NAMES_CANDIDATES = 1, VN_WITHIN_CANDIDATES = 2 };
+
+// DeepSeek-V4.1: what the rows of a table of n-grams add to the streams before a layer.
+typedef struct {
+  vn_matrix wkv;  // [(n + 1) * D, rows of a token * width]: a key for each stream, then a value
+  const float *q_weight, *k_weight;  // [n, D]
+  int64_t index;                     // which of the step's tables
+} vn_ngram_gate;
 
 typedef struct {
   int32_t kind;   // vn_v4_layer_kind
@@ -195,8 +217,8 @@ typedef struct {
   vn_hyper attn_hyper, ffn_hyper;
   const float* attn_norm;  // [D]
   const float* ffn_norm;   // [D]
-  // Outputs in order: q latent, kv, then (with entries) the compressor's rows, then (with an
-  // indexer) its compressor's rows and its head weights.
+  // Outputs in order: q latent, kv, then (with entries of its own) the compressor's rows, then (with
+  // an indexer) its compressor's rows, if there is one, and its head weights.
   vn_matrix in_proj;
   const float* q_norm;   // [q_lora_rank]
   const float* kv_norm;  // [d]
@@ -210,6 +232,8 @@ typedef struct {
   const int64_t* expert_of_token;  // [vocab, chosen], or null
   vn_matrix gate_up;               // [E + 1, 2 * M, D] as one matrix; the shared expert last
   vn_matrix down;                  // [E + 1, D, M] likewise
+  const vn_v4_sharing* sharing;    // or null: entries and choices are the layer's own
+  const vn_ngram_gate* ngrams;     // or null
 } vn_v4_layer;
 
 typedef struct {
@@ -231,6 +255,10 @@ typedef struct {
   int32_t index_dim, index_topk, num_experts, num_chosen;
   int32_t expert_width, sinkhorn_iterations;
   float routed_scale, swiglu_limit, hyper_eps, norm_eps;
+  // DeepSeek-V4.1: queries are not normed by head; above the last layer that makes entries (cut, or
+  // -1) only what outputs depend on is computed; of a choice so many blocks of entries are named.
+  int32_t has_plain_queries, cut, candidate_blocks, candidate_block_size;
+  int64_t image_token_id;  // takes nothing from tables; -1: none
 } vn_v4_model;
 
 // ---- decoders of grouped-query attention ----------------------------------------------------
@@ -446,6 +474,12 @@ VN_API int32_t vn_v4_forward_mtp(vn_context*, const vn_v4_model*, const vn_step*
 // Logits [M, vocab] of any M rows of streams [M, n, D]; of the MTP block's if is_mtp.
 VN_API int32_t vn_v4_logits(vn_context*, const vn_v4_model*, const float* streams, int64_t num_rows,
                      int32_t is_mtp, float* logits);
+// DeepSeek-V4.1: streams are read by the weights of the sublayer before. table_rows: of each table fp32
+// [T, rows of a token * width]. stream [T, D]: collapsed by the last weights; logits are of its rows.
+VN_API int32_t vn_v41_forward(vn_context*, const vn_v4_model*, const vn_step*,
+                              const float* const* table_rows, float* stream);
+VN_API int32_t vn_v41_logits(vn_context*, const vn_v4_model*, const float* stream, int64_t num_rows,
+                             float* logits);
 // The same two for a decoder; its stream is [T, D]. is_normed: the rows have passed the last norm.
 VN_API int32_t vn_decoder_forward(vn_context*, const vn_decoder_model*, const vn_step*,
                                   float* stream);

@@ -51,5 +51,19 @@ inline void scatter_rows(const std::vector<int64_t>& rows, int64_t width, float*
   }
 }
 
+// The same, with zeros in all other rows of `total`.
+inline void spread_rows(const std::vector<int64_t>& rows, int64_t total, int64_t width,
+                        float* values) {
+  scatter_rows(rows, width, values);
+  size_t next = 0;
+  for (int64_t row = 0; row < total; ++row) {
+    if (next < rows.size() && rows[next] == row) {
+      ++next;
+    } else {
+      std::fill_n(values + row * width, width, 0.0f);
+    }
+  }
+}
+
 }  // namespace VN_BUILD
 }  // namespace vn

@@ -97,6 +97,7 @@ def test_without_a_prefix_cache_the_decoder_is_lazy(
 ) -> None:
     """Layers above the cut compute a prompt's end alone, and the answers are the same."""
     folder, reference = checkpoint
+    monkeypatch.setenv("VLLM_NATIVE", "0")
     counts = count_block_rows(monkeypatch)
     prompts = [tokens(150, 5), tokens(40, 6)]
     settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 64}

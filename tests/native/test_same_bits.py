@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.model_executor.models.decoder.reference import gemma4_small, qwen3_5
+from tests.model_executor.models.deepseek_v41.tiny import tiny_v41
 from tests.model_executor.models.tiny_config import tiny_config
 from tests.v1.metrics.values import values_of
 from vllm import LLM, RequestOutput, SamplingParams
@@ -19,9 +20,11 @@ pytestmark = pytest.mark.slow
 
 NUM_CASES = 50
 VOCAB_SIZE = 96
-# Windows and compressed entries; recurrent states; shared keys and values with inputs by layer.
+# Windows and compressed entries, own or shared; recurrent states; keys and values that layers
+# share, with inputs by layer.
 MODELS: dict[str, dict[str, Any]] = {
     "deepseek-v4": tiny_config(vocab_size=VOCAB_SIZE),
+    "deepseek-v4.1": tiny_v41(vocab_size=VOCAB_SIZE, image_token_id=None),
     "qwen 3.5": qwen3_5(vocab_size=VOCAB_SIZE, max_position_embeddings=2048, eos_token_id=1),
     "gemma 4": gemma4_small(vocab_size=VOCAB_SIZE, eos_token_id=1),
 }

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,8 +14,10 @@ from vllm.model_executor.models.deepseek_v4.block import DeepseekV4Block
 from vllm.model_executor.models.deepseek_v4.compressor import Compressor as TorchCompressor
 from vllm.model_executor.models.deepseek_v4.entries import AllEntries, ChosenEntries
 from vllm.model_executor.models.deepseek_v4.kv_cache import MTP_WINDOW, LayerCacheNames
+from vllm.model_executor.models.deepseek_v4.latent_model import LatentModel
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.model_executor.models.deepseek_v4.moe import DeepseekV4MoE
+from vllm.model_executor.models.deepseek_v41.block import DeepseekV41Block
 from vllm.native import structs
 from vllm.native.library import NativeContext
 from vllm.native.step_tables import NativeTables
@@ -118,39 +121,8 @@ class NativeDeepseekV4:
 
     def _bind_model(self) -> structs.V4Model:
         model, bind = self._model, self._binder
-        config = model.config
-        head = bind.source(model.head.find_rows())
-        struct = structs.V4Model(
-            embed=bind.embedding(model.embed),
-            head=head,
-            head_hyper=bind.hyper(model.hc_head),
-            norm=bind.vector(model.norm),
-            layers=self._layers,
-            main_frequencies=bind.vector(model.frequencies.main),
-            compress_frequencies=bind.vector(model.frequencies.compress),
-            num_layers=len(self._layers),
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_streams=config.hc_mult,
-            num_heads=config.num_attention_heads,
-            head_dim=config.head_dim,
-            rope_dim=config.qk_rope_head_dim,
-            q_lora_rank=config.q_lora_rank,
-            o_groups=config.o_groups,
-            o_lora_rank=config.o_lora_rank,
-            window=config.sliding_window,
-            index_heads=config.index_n_heads,
-            index_dim=config.index_head_dim,
-            index_topk=config.index_topk,
-            num_experts=config.n_routed_experts,
-            num_chosen=config.num_experts_per_tok,
-            expert_width=config.moe_intermediate_size,
-            sinkhorn_iterations=config.hc_sinkhorn_iters,
-            routed_scale=config.routed_scaling_factor,
-            swiglu_limit=config.swiglu_limit,
-            hyper_eps=config.hc_eps,
-            norm_eps=config.rms_norm_eps,
-        )
+        struct = bind_latent_model(model, self._layers, bind)
+        struct.head_hyper = bind.hyper(model.hc_head)
         mtp = model.mtp
         if mtp is not None and MTP_WINDOW in bind.kv_caches:
             block = _LayerBinder(mtp.block, "mtp.0", bind, group=0).bind()
@@ -164,10 +136,46 @@ class NativeDeepseekV4:
         return struct
 
 
-def can_run_deepseek_v4(
-    model: DeepseekV4ForCausalLM, kv_caches: Mapping[str, torch.Tensor]
-) -> bool:
-    """Whether the kernels take this model's weights and caches."""
+def bind_latent_model(
+    model: LatentModel[Any], layers: "ctypes.Array[structs.V4Layer]", bind: TensorBinder
+) -> structs.V4Model:
+    """Returns the struct of a model whose layers are bound, but for what one architecture has."""
+    config = model.config
+    head = bind.source(model.head.find_rows())
+    return structs.V4Model(
+        embed=bind.embedding(model.embed),
+        head=head,
+        norm=bind.vector(model.norm),
+        layers=layers,
+        main_frequencies=bind.vector(model.frequencies.main),
+        compress_frequencies=bind.vector(model.frequencies.compress),
+        num_layers=len(layers),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_streams=config.hc_mult,
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        rope_dim=config.qk_rope_head_dim,
+        q_lora_rank=config.q_lora_rank,
+        o_groups=config.o_groups,
+        o_lora_rank=config.o_lora_rank,
+        window=config.sliding_window,
+        index_heads=config.index_n_heads,
+        index_dim=config.index_head_dim,
+        index_topk=config.index_topk,
+        num_experts=config.n_routed_experts,
+        num_chosen=config.num_experts_per_tok,
+        expert_width=config.moe_intermediate_size,
+        sinkhorn_iterations=config.hc_sinkhorn_iters,
+        routed_scale=config.routed_scaling_factor,
+        swiglu_limit=config.swiglu_limit,
+        hyper_eps=config.hc_eps,
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+def can_run_latent_model(model: LatentModel[Any], kv_caches: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the kernels take the weights and caches of a DeepSeek-V4 or V4.1."""
     layers = [module for module in model.modules() if isinstance(module, DeepseekV4MoE)]
     return (
         can_read_tensors(model, kv_caches)
@@ -179,6 +187,51 @@ def can_run_deepseek_v4(
         and can_read_rows(model.head.find_rows())
         and model.config.hc_mult <= MAX_STREAMS
     )
+
+
+def bind_block(
+    block: DeepseekV4Block | DeepseekV41Block, window: structs.Cache, bind: TensorBinder
+) -> structs.V4Layer:
+    """Returns the struct of a block that attends to its window alone."""
+    attention, experts = block.attn, block.ffn
+    struct = structs.V4Layer(
+        kind=structs.WINDOW,
+        attn_hyper=bind.hyper(block.attn_hc),
+        ffn_hyper=bind.hyper(block.ffn_hc),
+        attn_norm=bind.vector(block.attn_norm),
+        ffn_norm=bind.vector(block.ffn_norm),
+        in_proj=bind.linear(attention.in_proj),
+        q_norm=bind.vector(attention.q_norm),
+        kv_norm=bind.vector(attention.kv_norm),
+        wq_b=bind.linear(attention.wq_b),
+        wo_a=bind.linear(attention.wo_a),
+        wo_b=bind.linear(attention.wo_b),
+        sinks=bind.vector(attention.sinks),
+        window=window,
+        router=bind.matrix(experts.gate),
+        gate_up=_bind_gate_up(experts, bind),
+        down=_bind_down(experts, bind),
+    )
+    if experts.bias is not None:
+        struct.router_bias = bind.vector(experts.bias)
+    if experts.expert_of_token is not None:
+        struct.expert_of_token = experts.expert_of_token.data_ptr()
+    return struct
+
+
+def _bind_gate_up(experts: DeepseekV4MoE, bind: TensorBinder) -> structs.Matrix:
+    stored = experts.quantised
+    if not isinstance(stored, StoredExperts):
+        return bind.matrix(experts.gate_up)
+    parts = [part for expert in stored.experts for part in (expert.gate, expert.up)]
+    return bind.rows(StackedRows(*parts))
+
+
+def _bind_down(experts: DeepseekV4MoE, bind: TensorBinder) -> structs.Matrix:
+    stored = experts.quantised
+    if not isinstance(stored, StoredExperts):
+        return bind.matrix(experts.down)
+    return bind.rows(StackedRows(*(expert.down for expert in stored.experts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,45 +251,10 @@ class _LayerBinder:
     group: int | None = None
 
     def bind(self) -> structs.V4Layer:
-        block, bind = self.block, self.binder
-        attention, experts = block.attn, block.ffn
-        struct = structs.V4Layer(
-            kind=structs.WINDOW,
-            attn_hyper=bind.hyper(block.attn_hc),
-            ffn_hyper=bind.hyper(block.ffn_hc),
-            attn_norm=bind.vector(block.attn_norm),
-            ffn_norm=bind.vector(block.ffn_norm),
-            in_proj=bind.linear(attention.in_proj),
-            q_norm=bind.vector(attention.q_norm),
-            kv_norm=bind.vector(attention.kv_norm),
-            wq_b=bind.linear(attention.wq_b),
-            wo_a=bind.linear(attention.wo_a),
-            wo_b=bind.linear(attention.wo_b),
-            sinks=bind.vector(attention.sinks),
-            window=bind.cache(self._names.window, self.group),
-            router=bind.matrix(experts.gate),
-            gate_up=self._bind_gate_up(experts),
-            down=self._bind_down(experts),
-        )
-        if experts.bias is not None:
-            struct.router_bias = bind.vector(experts.bias)
-        if experts.expert_of_token is not None:
-            struct.expert_of_token = experts.expert_of_token.data_ptr()
-        self._bind_entries(attention, struct)
+        window = self.binder.cache(self._names.window, self.group)
+        struct = bind_block(self.block, window, self.binder)
+        self._bind_entries(self.block.attn, struct)
         return struct
-
-    def _bind_gate_up(self, experts: DeepseekV4MoE) -> structs.Matrix:
-        stored = experts.quantised
-        if not isinstance(stored, StoredExperts):
-            return self.binder.matrix(experts.gate_up)
-        parts = [part for expert in stored.experts for part in (expert.gate, expert.up)]
-        return self.binder.rows(StackedRows(*parts))
-
-    def _bind_down(self, experts: DeepseekV4MoE) -> structs.Matrix:
-        stored = experts.quantised
-        if not isinstance(stored, StoredExperts):
-            return self.binder.matrix(experts.down)
-        return self.binder.rows(StackedRows(*(expert.down for expert in stored.experts)))
 
     @property
     def _names(self) -> LayerCacheNames:

@@ -1,7 +1,7 @@
 """Calling ``libvllm_native.so`` on tensors, with checked results."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,34 @@ class NativeContext:
             len(streams),
             is_mtp,
             _address(logits, len(streams), model.vocab_size),
+        )
+
+    def v41_forward(
+        self, model: V4Model, step: Step, tables: Sequence[torch.Tensor], stream: torch.Tensor
+    ) -> None:
+        """Runs all layers of a DeepSeek-V4.1; stream: fp32 [T, D], written; raises as the above.
+
+        Args:
+            model: The model.
+            step: The step.
+            tables: Of each table the rows fp32 [T, columns] of the tokens' n-grams.
+            stream: Takes the collapsed streams.
+        """
+        count = step.num_tokens
+        rows = (ctypes.c_void_p * len(tables))(
+            *(_address(table, count, table.shape[1]) for table in tables)
+        )
+        address = _address(stream, count, model.hidden_size)
+        self._call(self._library.vn_v41_forward, model, step, rows, address)
+
+    def v41_logits(self, model: V4Model, stream: torch.Tensor, logits: torch.Tensor) -> None:
+        """Maps collapsed rows [M, D] of a DeepSeek-V4.1 to logits [M, V], written."""
+        self._call(
+            self._library.vn_v41_logits,
+            model,
+            _address(stream, len(stream), model.hidden_size),
+            len(stream),
+            _address(logits, len(stream), model.vocab_size),
         )
 
     def decoder_forward(self, model: DecoderModel, step: Step, stream: torch.Tensor) -> None:

@@ -93,6 +93,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.vn_v4_forward.argtypes = [c_void_p, model, step, data]
     library.vn_v4_forward_mtp.argtypes = [c_void_p, model, step, data, data]
     library.vn_v4_logits.argtypes = [c_void_p, model, data, c_int64, c_int32, data]
+    library.vn_v41_forward.argtypes = [c_void_p, model, step, POINTER(c_void_p), data]
+    library.vn_v41_logits.argtypes = [c_void_p, model, data, c_int64, data]
     decoder = POINTER(DecoderModel)
     library.vn_decoder_forward.argtypes = [c_void_p, decoder, step, data]
     library.vn_decoder_logits.argtypes = [c_void_p, decoder, data, c_int64, c_int32, data]

@@ -1,6 +1,6 @@
 """Which loaded models run on the native kernels."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,10 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
+from vllm.model_executor.models.deepseek_v41.model import DeepseekV41ForCausalLM
 from vllm.native.decoder import NativeDecoder, can_run_decoder
-from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_deepseek_v4
+from vllm.native.deepseek_v4 import NativeDeepseekV4, can_run_latent_model
+from vllm.native.deepseek_v41 import NativeDeepseekV41
 from vllm.native.library import NativeContext
 from vllm.native.loader import load_library, open_library
 from vllm.native.sampling import draw_tokens, forbid_tokens
@@ -21,6 +23,11 @@ from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.step_model import StepModel
 
 logger = init_logger(__name__)
+
+_LATENT_MODELS: dict[type, Callable[..., Any]] = {
+    DeepseekV4ForCausalLM: NativeDeepseekV4,
+    DeepseekV41ForCausalLM: NativeDeepseekV41,
+}
 
 
 def make_native_model(
@@ -52,8 +59,9 @@ def make_native_model(
     context = NativeContext(library, num_threads, "amx-int8" if envs.VLLM_CPU_AMX_INT8 else None)
     logger.info("native kernels: %s build, %d threads", context.vector_build, num_threads)
     draw, forbid = partial(draw_tokens, context), partial(forbid_tokens, context)
-    if isinstance(model, DeepseekV4ForCausalLM):
-        own = NativeDeepseekV4(model, layout, kv_caches, context, releases=releases)
+    latent = _LATENT_MODELS.get(type(model))
+    if latent is not None:
+        own = latent(model, layout, kv_caches, context, releases=releases)
         return StepModel(own, build_native_tables, draw, forbid_tokens=forbid)
     decoder = NativeDecoder(model, layout, kv_caches, context, releases=releases)
     settle = decoder.settle_drafts if model.config.recurrences else None
@@ -76,8 +84,8 @@ def _find_obstacle(model: Any, kv_caches: Mapping[str, torch.Tensor]) -> str:
     library = open_library()
     if isinstance(library, str):
         return library
-    if isinstance(model, DeepseekV4ForCausalLM):
-        takes = can_run_deepseek_v4(model, kv_caches)
+    if type(model) in _LATENT_MODELS:
+        takes = can_run_latent_model(model, kv_caches)
     elif isinstance(model, DecoderForCausalLM):
         takes = can_run_decoder(model, kv_caches)
     else:

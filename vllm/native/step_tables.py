@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
+import torch
 
 from vllm.native.structs import Step
 from vllm.v1.attention.metadata import CacheLayout, RequestSlice
+from vllm.v1.attention.previous_tokens import find_previous
+from vllm.v1.attention.step_tables import PreviousTokens
 
 _INT64_BYTES = 8
 
@@ -21,12 +24,13 @@ class NativeTables:
         num_requests: R.
         num_groups: G.
         numbers: End to end, in the order of ``vn_step``: first flat rows, first positions, tokens,
-            first stored window positions and first wanted positions ``[R]``; then ``[G, R]`` the
-            first position to write, and where a request's table begins in ``block_ids``, its
-            length and its first block.
+            first stored window positions, first wanted positions and first positions whose output
+            is read ``[R]``; then ``[G, R]`` the first position to write, and where a request's
+            table begins in ``block_ids``, its length and its first block.
         block_ids: All tables, end to end.
         drafts: By request ``[R]``, how many of its last tokens are guesses; None: none are.
         ends: By token ``[T]``, behind which position it sees nothing; None: its own.
+        previous: The tokens before each of the step's; None: nobody reads them.
     """
 
     num_requests: int
@@ -35,6 +39,7 @@ class NativeTables:
     block_ids: np.ndarray
     drafts: "array[int] | None" = None
     ends: np.ndarray | None = None
+    previous: PreviousTokens | None = None
 
     @property
     def num_drafts(self) -> int:
@@ -54,7 +59,7 @@ class NativeTables:
                 nowhere.
         """
         per_request = self.num_requests * _INT64_BYTES
-        sizes = [per_request] * 5 + [per_request * self.num_groups] * 3
+        sizes = [per_request] * 6 + [per_request * self.num_groups] * 3
         # One address is asked for and the others are counted from it.
         addresses = accumulate(sizes, initial=self.numbers.buffer_info()[0])
         return Step(
@@ -81,7 +86,8 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
     """
     kept = [item for item in slices if item.num_tokens]
     num_groups = len(layout.groups)
-    tables = [item.tables[group] for group in range(num_groups) for item in kept]
+    table_of = [layout.find_table(group) for group in range(num_groups)]
+    tables = [item.tables[table] for table in table_of for item in kept]
     counts = [item.num_tokens for item in kept]
     lengths = [len(table.block_ids) for table in tables]
     numbers = [
@@ -90,11 +96,8 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
         *counts,
         *(item.read_from for item in kept),
         *(item.wanted_from for item in kept),
-        *(
-            item.write_from[group] if item.write_from else 0
-            for group in range(num_groups)
-            for item in kept
-        ),
+        *(item.output_from for item in kept),
+        *(item.write_from[table] if item.write_from else 0 for table in table_of for item in kept),
         *accumulate(lengths[:-1], initial=0),
         *lengths,
         *(table.base for table in tables),
@@ -113,6 +116,7 @@ def build_native_tables(slices: Sequence[RequestSlice], layout: CacheLayout) -> 
         ),
         drafts=array("q", drafts) if any(drafts) else None,
         ends=_find_ends(kept) if any(item.pictures for item in kept) else None,
+        previous=find_previous(kept, torch.device("cpu")),
     )
 
 

@@ -3,10 +3,11 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 21
+ABI_VERSION = 22
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16 = range(8)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
+CANDIDATES = {"": 0, "names": 1, "within": 2}
 MLP, EXPERTS = 0, 1
 SILU, GELU_TANH, CLAMPED, LIMITED_SILU = range(4)
 MAX_SHARED_OWNERS = 2
@@ -65,7 +66,8 @@ class Step(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("num_tokens", "num_requests", "num_groups")),
-        *_pointers("token_ids positions row_starts starts counts read_from wanted_from"),
+        *_pointers("token_ids positions row_starts starts counts"),
+        *_pointers("read_from wanted_from output_from"),
         *_pointers("write_from table_offsets table_lengths table_bases block_ids input_rows"),
         *_pointers("num_drafts"),
         ("total_drafts", c_int64),
@@ -93,6 +95,22 @@ class Compressor(ctypes.Structure):
     )
 
 
+class V4Sharing(ctypes.Structure):
+    """``vn_v4_sharing``."""
+
+    _fields_ = (
+        *_int32s("makes_entries chooses candidates unused"),
+        ("key_proj", Matrix),
+        ("key_norm", c_void_p),
+    )
+
+
+class NgramGate(ctypes.Structure):
+    """``vn_ngram_gate``."""
+
+    _fields_ = (("wkv", Matrix), *_pointers("q_weight k_weight"), ("index", c_int64))
+
+
 class V4Layer(ctypes.Structure):
     """``vn_v4_layer``."""
 
@@ -118,6 +136,8 @@ class V4Layer(ctypes.Structure):
         ("expert_of_token", c_void_p),
         ("gate_up", Matrix),
         ("down", Matrix),
+        ("sharing", POINTER(V4Sharing)),
+        ("ngrams", POINTER(NgramGate)),
     )
 
 
@@ -145,6 +165,8 @@ class V4Model(ctypes.Structure):
             "expert_width sinkhorn_iterations"
         ),
         *_floats("routed_scale swiglu_limit hyper_eps norm_eps"),
+        *_int32s("has_plain_queries cut candidate_blocks candidate_block_size"),
+        ("image_token_id", c_int64),
     )
 
 

@@ -129,11 +129,19 @@ def test_deepseek_v4_over_ranks_is_the_whole_model(
     assert all(report.num_bytes < 0.75 * whole.num_bytes for report in reports)
 
 
-@pytest.mark.parametrize("spreads_experts", [False, True])
-def test_deepseek_v41_over_ranks_is_the_whole_model(spreads_experts: bool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def v41_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("v41")
     sizes = {name: _V4[name] for name in ("hidden_size", "q_lora_rank", "o_lora_rank")}
-    write_checkpoint(tmp_path, 4, _SPELLING, moe_intermediate_size=64, **sizes)
-    reports = check_ranks(tmp_path, 2, spreads_experts)
+    write_checkpoint(folder, 4, _SPELLING, moe_intermediate_size=64, **sizes)
+    return folder
+
+
+@pytest.mark.parametrize("spreads_experts", [False, True])
+def test_deepseek_v41_over_ranks_is_the_whole_model(
+    v41_folder: Path, spreads_experts: bool
+) -> None:
+    reports = check_ranks(v41_folder, 2, spreads_experts)
     whole = reports.pop()
     assert all(report.num_bytes < 0.9 * whole.num_bytes for report in reports)
 

@@ -6,6 +6,7 @@ wrong rows, and the wrong ones end W - 1 positions later per layer: those needed
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.model_executor.models.hf_reference import (
     sixteen_rate,
 )
 from tests.model_executor.models.tiny_config import tiny_config
+from vllm.model_executor.models.causal_lm import CausalLM
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
 from vllm.v1.attention.ops.registry import get_reference_op
@@ -41,8 +43,8 @@ def model() -> DeepseekV4ForCausalLM:
 class Rebuild:
     """A request computed up to b, whose window state is then lost and computed again."""
 
-    def __init__(self, model: DeepseekV4ForCausalLM, boundary: int) -> None:
-        self.harness = PagedHarness(model, num_blocks=200)
+    def __init__(self, model: CausalLM[Any], boundary: int, **options: Any) -> None:
+        self.harness = PagedHarness(model, num_blocks=200, **options)
         self.boundary = boundary
         self.request = self.harness.add(random_tokens(LENGTH, 5))
         self.harness.step([(self.request, 100)])

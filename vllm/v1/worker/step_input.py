@@ -134,7 +134,7 @@ class StepInputBuilder:
                 state.place_drafts(guessed)
             count = _count_sampled(state, end, len(guessed))
             next_row = row + num_tokens
-            first_pooled = end
+            first_pooled, all_rows = end, False
             if state.pooling is not None:
                 all_rows = state.pooling.all_rows
                 first_pooled = max(start, state.num_pooled) if all_rows else end - count
@@ -167,7 +167,7 @@ class StepInputBuilder:
                     bounds.read_from,
                     wanted,
                     len(guessed),
-                    0 if self._keeps_all or reads_all else state.num_tokens - 1,
+                    0 if self._keeps_all or reads_all or all_rows else state.num_tokens - 1,
                     self._find_previous(state, start) if self._num_previous else None,
                     self._find_pictures(state, start, end) if state.pictures else (),
                     self._both_ways == "everywhere",

@@ -20,7 +20,7 @@ from vllm.model_executor.models.deepseek_v41.ngram_rows import NgramRows
 from vllm.model_executor.models.deepseek_v41.ngram_table import NgramTable, PendingRows
 from vllm.model_executor.models.deepseek_v41.token_folding import fold_tokens
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.attention.step_tables import StepMetadata
+from vllm.v1.attention.step_tables import PreviousTokens, StepMetadata
 
 # So many reads of a table's file wait for the disk at a time.
 _NUM_READERS = 16
@@ -107,7 +107,7 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
         if not meta.num_tokens:
             return embedded
         # Which rows are read follows from the ids alone: the disk is asked before layers run.
-        pending = self._begin_reads(token_ids, meta)
+        pending = self.begin_reads(token_ids, meta.previous)
         images = None if self._ngram_rows is None else self._ngram_rows.find_images(token_ids)
         step: Step = self.frequencies(token_ids, positions, meta, kv_caches)
         num_streams = self.config.hc_mult
@@ -138,12 +138,15 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
         collapsed: torch.Tensor = self._collapse(streams, weights)
         return step.spread(collapsed)
 
-    def _begin_reads(self, token_ids: torch.Tensor, meta: StepMetadata) -> dict[int, PendingRows]:
+    def begin_reads(
+        self, token_ids: torch.Tensor, previous: PreviousTokens | None
+    ) -> dict[int, PendingRows]:
+        """Asks for the rows of a step's n-grams; returns by layer what its table has to finish."""
         if not self.tables:
             return {}
         assert self._ngram_rows is not None, "bind_tokenizer comes first"
-        assert meta.previous is not None, "the runner asks how many tokens are read"
-        found = self._ngram_rows.find(token_ids, meta.previous)
+        assert previous is not None, "the runner asks how many tokens are read"
+        found = self._ngram_rows.find(token_ids, previous)
         return {
             layer: table.begin(rows)
             for (layer, table), rows in zip(self.tables.items(), found, strict=True)
