@@ -103,6 +103,10 @@ def write_worker(folder: Path) -> None:
         used |= set(pieces)
         script[f"<do {i}>"] = [*pieces, _END]
         beginnings.append(f"{'elif' if i else 'if'} {condition} %}}{{{{- '<do {i}>' }}}}")
+    # Where a call is required the server writes its beginning, and the model goes on from there: it
+    # has seen nothing but these tokens, so it always looks a record up.
+    opened, _, rest = _call("look_up", _ARGUMENTS).partition("look_up")
+    script[opened] = [f"look_up{rest.split(_CUT)[0]}", rest.split(_CUT)[1]]
     write_scripted_v4(folder, script)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     config["max_position_embeddings"] = CONTEXT

@@ -1,8 +1,10 @@
 """The cache as an API: what one server answers by raw HTTP, and what both SDKs make of it."""
 
+import collections
 import itertools
 import json
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -186,6 +188,67 @@ def test_an_unknown_a_deleted_and_another_salts_response_are_not_found(http: htt
     for earlier in ("resp_nobody", first["id"], salted["id"]):
         told = compared(http, text, earlier)["prompt_cache_diagnostics"]
         assert told["type"] == "comparison_response_not_found"
+
+
+def _num_shared(one: list[int], other: list[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def test_a_hit_is_told_iff_the_last_unit_that_both_can_share_was_hit(http: httpx.Client) -> None:
+    """Random edits, appended turns and lost caches, against the rendered tokens of both."""
+    rng = random.Random(46)
+
+    def words(count: int) -> str:
+        return " ".join(f"word{rng.randrange(1000)}" for _ in range(count))
+
+    def tokens(rules: str, turns: list[str]) -> list[int]:
+        said = _turns(turns)
+        body = {"messages": [{"role": "system", "content": rules}, *said]}
+        return list(http.post("/tokenize", json=body).json()["tokens"])
+
+    def send(rules: str, turns: list[str], earlier: str | None = None) -> Json:
+        options = {} if earlier is None else {"comparison_response_id": earlier}
+        body = {"instructions": rules, "input": _turns(turns), "prompt_cache_options": options}
+        body |= {"max_output_tokens": 1, "temperature": 0}
+        return http.post("/v1/responses", json=body).raise_for_status().json()
+
+    told_types: collections.Counter[str] = collections.Counter()
+    for _ in range(60):
+        rules, turns = words(rng.randrange(5, 40)), [words(rng.randrange(20, 90))]
+        old, first = tokens(rules, turns), send(rules, turns)
+        kind = rng.choice(["same", "appended", "last word", "any word", "rules", "longer"])
+        goes_on = kind in ("same", "appended")
+        if kind == "appended":
+            turns = [*turns, words(5), words(rng.randrange(1, 60))]
+        elif kind == "rules":
+            rules = words(1) + rules
+        elif kind != "same":
+            said = turns[0].split()
+            at = len(said) - 1 if kind != "any word" else rng.randrange(len(said))
+            said[at] = words(1 if kind != "longer" else 40)
+            turns = [" ".join(said)]
+        if rng.random() < 0.3:
+            assert http.post("/reset_prefix_cache", json={}).status_code == 200
+        new, told = tokens(rules, turns), send(rules, turns, first["id"])
+        assert (told["usage"]["input_tokens"], first["usage"]["input_tokens"]) == (
+            len(new),
+            len(old),
+        )
+        reach = min(full(len(old)), full(len(new)))
+        if goes_on:  # what opened the first answer need not stand in front of a second turn
+            reach = min(reach, _num_shared(old, new) // UNIT * UNIT)
+        diagnosis = told["prompt_cache_diagnostics"]["type"]
+        assert (diagnosis == "cache_hit") is (cached(told) >= reach), (kind, told)
+        assert goes_on is False or diagnosis in ("cache_hit", "unavailable"), (kind, told)
+        told_types[diagnosis] += 1
+    assert min(told_types[name] for name in ("cache_hit", "cache_miss", "unavailable")) > 5
+
+
+def _turns(texts: list[str]) -> list[Json]:
+    return [
+        {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
+    ]
 
 
 def test_a_stream_and_a_later_look_tell_the_same(http: httpx.Client) -> None:

@@ -113,6 +113,60 @@ def test_a_stored_response_is_found_by_both_processes(pair: ServerProcess) -> No
         assert {pair.get(path).status_code for _ in range(2)} == {404}
 
 
+def test_what_a_request_hit_is_told_by_both_processes(pair: ServerProcess) -> None:
+    ids = []
+    for said in ("Explain. ", "Explain. ", "Tell. "):
+        body = {"system": said + _TEXT, "messages": [{"role": "user", "content": "Go."}]}
+        body |= {"max_tokens": 2, "diagnostics": {"previous_message_id": None}}
+        ids.append(pair.post("/v1/messages", body).json()["id"])
+    for _ in range(4):
+        same, other = (
+            pair.get(f"/v1/cache/explain/{name}?earlier={ids[0]}").json() for name in ids[1:]
+        )
+        assert (same["request_id"], same["comparison"]["differs"]) == (ids[1], [])
+        assert other["comparison"]["differs"] == ["system"]
+        unknown = pair.get("/v1/cache/explain/nobody")
+        assert unknown.status_code == 404, unknown.text
+
+
+def test_a_diagnosis_knows_requests_of_either_process_and_core(pair: ServerProcess) -> None:
+    def respond(said: str, rank: int, **fields: Any) -> Any:
+        body = {"input": said, "max_output_tokens": 2, "temperature": 0, **fields}
+        answer = pair.post("/v1/responses", body, headers={"X-data-parallel-rank": str(rank)})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    for i in range(4):
+        rank, other = i % 2, 1 - i % 2
+        text = f"Diagnosis {i}. {_TEXT}"
+        first = respond(text, rank, prompt_cache_key="one")
+        options = {"prompt_cache_options": {"comparison_response_id": first["id"]}}
+        told = respond(text, rank, **options)["prompt_cache_diagnostics"]
+        assert told["type"] == "cache_hit"
+        edited = respond("Oh! " + text, rank, **options)["prompt_cache_diagnostics"]
+        assert (edited["type"], edited["reason"]) == ("cache_miss", "input_changed")
+        # The other core has nothing of it: with another key that is the reason.
+        moved = respond(text, other, prompt_cache_key="two", **options)
+        assert moved["prompt_cache_diagnostics"]["reason"] == "prompt_cache_key_changed"
+
+
+def test_no_core_keeps_what_shall_leave_nothing(pair: ServerProcess) -> None:
+    for rank in (0, 1):
+        text = f"Secret {rank}. {_TEXT}"
+        for _ in range(2):
+            assert complete(pair, text, rank, skip_cache_insert=True)[1] == 0
+        assert complete(pair, text)[1] == 0
+
+
+def test_a_session_ends_on_all_cores(pair: ServerProcess) -> None:
+    for rank in (0, 1):
+        complete(pair, f"Session {rank}. {_TEXT}", rank, session_id="two-cores")
+    told = pair.post("/v1/cache/sessions/two-cores/end", {}).json()
+    assert told["ended"]
+    assert told["num_checkpoints"] >= 2
+    assert pair.post("/v1/cache/sessions/nobody/end", {}).json()["num_checkpoints"] == 0
+
+
 @pytest.mark.parametrize(("rank", "told"), [("2", "0 to 1"), ("x", "whole number")])
 def test_a_rank_that_there_is_not_is_refused(pair: ServerProcess, rank: str, told: str) -> None:
     body = {"prompt": "hi", "max_tokens": 1}

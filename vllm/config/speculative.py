@@ -11,6 +11,8 @@ METHODS = ("mtp", "ngram", ASSISTANT)
 MAX_MTP_TOKENS = 4
 MAX_ASSISTANT_TOKENS = 8
 MAX_NGRAM_TOKENS = 32
+# Where ngram decides by itself how much to draft.
+MAX_WEIGHED_TOKENS = 8
 # Of the file of a block that drafts.
 _GGUF = ".gguf"
 STALE_ROWS = ("rebuild", "keep", "drop")
@@ -25,11 +27,13 @@ class SpeculativeConfig:
     Attributes:
         model: Name of the drafter; "ngram" implies that method. gemma4_assistant: its checkpoint.
             mtp: The GGUF file of the block, where the model's own file has none.
-        num_speculative_tokens: Draft tokens a step.
+        num_speculative_tokens: Draft tokens a step; where drafts are weighed, the most.
         method: "ngram", "mtp", "gemma4_assistant" or "eagle"; None: from ``model``. The server
             offers no "eagle".
         prompt_lookup_max: ngram: most last tokens that are looked up.
         prompt_lookup_min: ngram: fewest last tokens that must match.
+        weighs_drafts: ngram: whether each step drafts only as much as pays. Asked for by leaving
+            ``num_speculative_tokens`` out.
         stale_row: mtp: what becomes, after a prefix hit, of the drafter's one row that another next
             token made: "rebuild" makes it anew, "keep" leaves it, "drop" shortens the hit.
     """
@@ -41,6 +45,7 @@ class SpeculativeConfig:
     target_parallel_config: Any = None
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    weighs_drafts: bool = False
     stale_row: str = "rebuild"
 
     def __post_init__(self) -> None:
@@ -118,6 +123,10 @@ class SpeculativeConfig:
             values.setdefault("prompt_lookup_min", min(2, values["prompt_lookup_max"]))
         elif "prompt_lookup_min" in values:
             values["prompt_lookup_max"] = max(4, values["prompt_lookup_min"])
+        if method == "ngram" and "num_speculative_tokens" not in values:
+            values |= {"num_speculative_tokens": MAX_WEIGHED_TOKENS, "weighs_drafts": True}
+            # A longer match is right more often, which is weighed too.
+            values.setdefault("prompt_lookup_max", MAX_WEIGHED_TOKENS)
         return cls(**{**values, "method": method})
 
     @property

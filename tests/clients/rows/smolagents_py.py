@@ -1,4 +1,4 @@
-"""smolagents: an agent of tools that ends by one of its own, one that writes code, streams."""
+"""smolagents: agents whose every step must be a call, one that writes code, streams."""
 
 from client import SAID, WORKER, WORKER_CALLS, WORKER_KEY, WORKER_TURNS, WORKER_V1, Row, run
 from smolagents import CodeAgent, OpenAIServerModel, Tool, ToolCallingAgent
@@ -33,13 +33,22 @@ def _check(row: Row, agent: ToolCallingAgent, said: str) -> None:
 
 
 def tools(row: Row) -> None:
-    agent = ToolCallingAgent(tools=[_tool(row)], model=_model(), verbosity_level=LogLevel.OFF)
+    agent = ToolCallingAgent(
+        tools=[_tool(row)],
+        model=_model(),
+        max_steps=WORKER_TURNS,
+        verbosity_level=LogLevel.OFF,
+    )
     _check(row, agent, agent.run("Find the records."))
 
 
 def streamed(row: Row) -> None:
     agent = ToolCallingAgent(
-        tools=[_tool(row)], model=_model(), verbosity_level=LogLevel.OFF, stream_outputs=True
+        tools=[_tool(row)],
+        model=_model(),
+        max_steps=WORKER_TURNS,
+        verbosity_level=LogLevel.OFF,
+        stream_outputs=True,
     )
     *_, last = agent.run("Find the records.", stream=True)
     _check(row, agent, last.output)

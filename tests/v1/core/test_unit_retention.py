@@ -144,12 +144,15 @@ def test_waiting_is_bounded_when_the_donor_does_not_get_on() -> None:
     assert 0 < waited < 30
 
 
-def test_a_short_shared_prefix_is_not_worth_a_wait() -> None:
+def test_a_short_shared_prefix_is_worth_the_step_that_computes_it_anyway() -> None:
     driver = make_driver()
     system = tokens_of(1, 64)
     first, second = (driver.add(system + tokens_of(10 + i, 100), 3) for i in range(2))
     driver.step(2048)
+    assert {r.request_id for r in driver.running} == {first.request_id}
+    driver.step(2048)
     assert {r.request_id for r in driver.running} == {first.request_id, second.request_id}
+    assert driver.hits[second.request_id] == 64
 
 
 def test_an_interval_keeps_a_grid_and_none_keeps_the_common_multiple() -> None:

@@ -71,7 +71,8 @@ class EndedSession(msgspec.Struct):
 
     Attributes:
         id: Of the session.
-        num_checkpoints: Places where only its prompts could resume, and that may go first now.
+        num_checkpoints: Places where only its prompts could resume, and that may go first now; of
+            models whose layers all keep every token: blocks of rows.
     """
 
     id: str

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from vllm.cachelab.twin.spans import spans_of
 from vllm.entrypoints.openai.diagnosis.diagnoses import Diagnoses
 from vllm.entrypoints.openai.errors import HttpError
+from vllm.entrypoints.openai.peer_servers import PeerServers
 from vllm.entrypoints.openai.routes import Context, error_response
 from vllm.v1.engine.data_parallel.ranks import trace_path
 from vllm.v1.messages import PrefillStats
@@ -42,9 +43,14 @@ async def explain(
     there were, and the record's bound is how far back it goes. Without it the answer is how the
     request was admitted: where its hit came from (pool, host, disk), and the missed spans; and,
     with several cores, what the router had foretold. Both are known to the process that answered
-    the request, of its last ten thousand. ``comparison`` is with an earlier one, by the record or,
-    of chats whose fingerprints this process has, by what differs in the requests.
+    the request, of its last ten thousand: others ask it. ``comparison`` is with an earlier one, by
+    the record or, of chats whose fingerprints are kept, by what differs in the requests.
     """
+    peers: PeerServers | None = request.app.state.peers
+    if peers is not None and context.engine.find_admission(request_id) is None:
+        elsewhere = await peers.ask(request)
+        if elsewhere is not None:
+            return elsewhere
     path = context.config.observability_config.cache_trace
     if path is None:
         answer = _tell_admission(request_id, context.engine.find_admission(request_id))
@@ -58,7 +64,7 @@ async def explain(
         more["prediction"] = foretold
     if earlier is not None:
         diagnoses: Diagnoses = request.app.state.diagnoses
-        kept = diagnoses.compare_kept(earlier, request_id)
+        kept = await diagnoses.compare_kept(earlier, request_id)
         if kept is not None:
             more["comparison"] = {"earlier": earlier, **asdict(kept)}
     if answer.status_code != 200 or not more:
@@ -71,8 +77,8 @@ def _tell_admission(request_id: str, stats: PrefillStats | None) -> Response:
     """Say what is known of a request without a record of the run."""
     if stats is None:
         message = (
-            f"Nothing is known of {request_id!r} here: another process answered it, or it is too "
-            "long ago. --cache-trace FILE records requests."
+            f"Nothing is known of {request_id!r}: it is too long ago, or was never here. "
+            "--cache-trace FILE records requests."
         )
         return error_response(HttpError(404, message))
     told = {

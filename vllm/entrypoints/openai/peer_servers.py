@@ -104,12 +104,13 @@ class PeerServers:
                 return _RelayedResponse(reply)
         return None
 
-    async def find_fingerprint(self, response_id: str, owner: bytes) -> bytes | None:
+    async def find_fingerprint(self, response_id: str, owner: bytes | None) -> bytes | None:
         """Return the fingerprint of a response of an owner's; None: no process has it."""
         path = _FINGERPRINTS + quote(response_id, safe="")
+        headers = {} if owner is None else {_OWNER: owner.hex()}
         for client in self._clients:
             try:
-                reply = await client.get(f"http://peer{path}", headers={_OWNER: owner.hex()})
+                reply = await client.get(f"http://peer{path}", headers=headers)
             except httpx.HTTPError as error:
                 logger.warning("Another API server process does not answer: %r.", error)
                 continue
@@ -151,8 +152,10 @@ class _PeerSide:
         if not path.startswith(_FINGERPRINTS):
             await self._app(scope, receive, send)
             return
-        owner = bytes.fromhex(Headers(scope=scope).get(_OWNER, ""))
-        found = self._diagnoses.find_encoded(path.removeprefix(_FINGERPRINTS), owner)
+        owner = Headers(scope=scope).get(_OWNER)
+        found = self._diagnoses.find_encoded(
+            path.removeprefix(_FINGERPRINTS), None if owner is None else bytes.fromhex(owner)
+        )
         answer = Response(b"", _NOT_FOUND) if found is None else Response(found)
         await answer(scope, receive, send)
 

@@ -396,7 +396,7 @@ class TieredPool:
 
         Args:
             blocks: In the order in which they shall be reused; held ones stay where they are.
-            change: Of claims.
+            change: Of claims, or of what the index says of them.
         """
         free = [block for block in blocks if not block.ref_cnt and not block.is_null]
         for block in free:

@@ -208,7 +208,7 @@ class Coordinator(Protocol):
         ...
 
     def end_session(self, session: int) -> int:
-        """Make spare what only a session used; return how many checkpoints that is."""
+        """Make spare what only a session used; return how many checkpoints, or blocks, that is."""
         ...
 
     def take_new_block_ids(self) -> list[int]:

@@ -30,6 +30,7 @@ from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
 from vllm.v1.core.prefix.records import explain_misses
 from vllm.v1.core.prefix.request_cache import Pending, RequestCache
+from vllm.v1.core.prefix.session_rows import SessionRows
 from vllm.v1.core.prefix.step_planner import StepPlanner
 from vllm.v1.core.prefix.waiting import DonorWaits
 from vllm.v1.core.retention.sizes import max_request_blocks
@@ -103,6 +104,7 @@ class CheckpointCoordinator(Coordinator):
         self._rebuilds = Rebuilds(self.geometry)
         self.exports = Exports(self.block_pool)
         self.held: HeldPrefixes = HeldPrefixes(prefixes)
+        self._session_rows = SessionRows(self.block_pool.blocks)
         self._num_steps = 0
         # Blocks that unpublished requests gave back, to be zeroed before the next step.
         self._scrubs = envs.VLLM_SCRUB_UNCACHED
@@ -326,10 +328,11 @@ class CheckpointCoordinator(Coordinator):
             table.blocks = list(blocks)
         for adoption in first.partials:
             pool.touch([adoption.block])
+        adopted = [*chain.from_iterable(hit.full_blocks), *(a.block for a in first.partials)]
         if not request.is_spare:
             # Behind what takes them out of their tiers.
-            self.index.note_used(chain.from_iterable(hit.full_blocks))
-            self.index.note_used(adoption.block for adoption in first.partials)
+            self.index.note_used(adopted)
+        self._session_rows.note_hit(adopted, request.session)
         for adoption in first.partials:
             if not adoption.is_copy:
                 cache.dense[adoption.dense_index].blocks.append(adoption.block)
@@ -563,6 +566,9 @@ class CheckpointCoordinator(Coordinator):
         if self.policy.supersedes_at_once:
             replays = self.policy.prompt_boundaries(cache.request.num_prompt_tokens)
         self._note_private(cache, chain.from_iterable(table.blocks for table in cache.tables()))
+        self._session_rows.note_left(
+            chain.from_iterable(table.blocks for table in cache.dense), cache.request.session
+        )
         # Who leaves nothing does not go on with a conversation, as far as the cache can tell.
         again = cache.is_resumed or cache.request.skip_cache_insert
         self.store.leave(
@@ -620,6 +626,7 @@ class CheckpointCoordinator(Coordinator):
         done = self.prefixes.reset()
         if done:
             self.held.clear()
+            self._session_rows.clear()
         return done
 
     def held_prefixes(self) -> Sequence[HeldPrefix]:
@@ -631,10 +638,16 @@ class CheckpointCoordinator(Coordinator):
         return self.held.forget(name)
 
     def end_session(self, session: int) -> int:
-        """Make spare what only a session used, pins included; return how many checkpoints."""
+        """Make spare what only a session used, pins included.
+
+        Returns:
+            How many checkpoints these are; where no layer has a window, how many blocks.
+        """
         ended = self.store.end_session(session)
         self.held.release(ended)
-        return len(ended)
+        rows = self._session_rows.list_own(session)
+        self.block_pool.rejoin(rows, lambda: self.index.note_spare(rows))
+        return len(ended) if self.geometry.windows else len(rows)
 
     def take_new_block_ids(self) -> list[int]:
         """Drain the blocks that held what nobody may read again."""

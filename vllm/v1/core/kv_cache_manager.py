@@ -350,7 +350,7 @@ class KVCacheManager:
         return self.coordinator.forget_prefix(name)
 
     def end_session(self, session: int) -> int:
-        """Make spare what only a session used; return how many checkpoints that is."""
+        """Make spare what only a session used; return how many checkpoints, or blocks, that is."""
         return self.coordinator.end_session(session)
 
     def policy_stats(self) -> CachePolicyStats | None:

@@ -290,7 +290,8 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = option(
         None,
         'Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
-        "prompt_lookup_max and prompt_lookup_min.",
+        "prompt_lookup_max and prompt_lookup_min, which drafts as much as pays where no number is "
+        "given.",
         group="scheduling",
         also=("-sc",),
         metavar="JSON",

@@ -201,7 +201,7 @@ class EndSession(Question[int], frozen=True):
     session: int
 
     def answer(self, core: AskedCore, tell: Callable[[int], None]) -> None:
-        """Make its checkpoints spare, and say how many there are."""
+        """Make its checkpoints spare, or its blocks, and say how many there are."""
         tell(core.scheduler.end_session(self.session))
 
     def merge(self, replies: Sequence[int]) -> int:

@@ -21,7 +21,7 @@ from vllm.v1.attention.step_model import StepModel
 from vllm.v1.spec_decode.assistant import AssistantProposer
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.spec_decode.mtp import BlockCache, MTPProposer
-from vllm.v1.spec_decode.ngram import NgramProposer
+from vllm.v1.spec_decode.ngram import NgramProposer, WeighedNgramProposer
 
 
 def make_proposer(
@@ -48,9 +48,10 @@ def make_proposer(
     if config is None:
         return None
     if config.method == "ngram":
-        return NgramProposer(
+        lookup = NgramProposer(
             config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
         )
+        return WeighedNgramProposer(lookup) if config.weighs_drafts else lookup
     if config.method == ASSISTANT:
         return _make_assistant(config, target, layout, layers, device)
     if config.method != "mtp":

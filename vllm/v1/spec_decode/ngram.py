@@ -1,11 +1,13 @@
 """Prompt lookup: what followed the last tokens where they stood before is drafted again."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 
+from vllm.v1.spec_decode.weighing import Draft, DraftWeigher
 from vllm.v1.worker.step_input import StepInput
 
 
@@ -39,9 +41,13 @@ class NgramProposer:
 
     def find(self, tokens: np.ndarray) -> list[int]:
         """Return what followed the longest earlier match of the last tokens ``[L]``."""
+        return list(self.match(tokens).tokens)
+
+    def match(self, tokens: np.ndarray) -> Draft:
+        """Return the same, with the length of the match."""
         num_tokens = len(tokens)
         if num_tokens <= self._min_length:
-            return []
+            return Draft((), 0)
         # Indices where a match of the suffix ends; the suffix itself does not count.
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
         length = min(1, len(ends))
@@ -52,9 +58,57 @@ class NgramProposer:
                 break
             ends, length = longer, length + 1
         if length < self._min_length:
-            return []
+            return Draft((), 0)
         # The latest match says most, unless too few tokens follow it.
         full = ends[ends + self._num_drafts < num_tokens]
         end = int(full[-1]) if len(full) else int(ends[0])
-        drafts: list[int] = tokens[end + 1 : end + 1 + self._num_drafts].tolist()
-        return drafts
+        return Draft(tokens[end + 1 : end + 1 + self._num_drafts].tolist(), length)
+
+
+class WeighedNgramProposer:
+    """Drafts as many looked-up tokens as pay: what a step costs is measured from one to the next.
+
+    Args:
+        lookup: Looks the tokens up.
+        clock: Seconds, never going back.
+    """
+
+    reads_all_rows: ClassVar[bool] = False
+
+    def __init__(
+        self, lookup: NgramProposer, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._lookup = lookup
+        self._clock = clock
+        self._weigher = DraftWeigher()
+        # When the last step was drafted for, and whose tokens it had.
+        self._last_time = 0.0
+        self._last_names: frozenset[str] = frozenset()
+
+    def propose(
+        self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
+    ) -> list[list[int]]:
+        """Draft for the sampled requests as far as it pays."""
+        names = [state.req_id for state in step.requests]
+        texts = {
+            state.req_id: state.get_tokens(0, state.num_tokens)
+            for state, count in zip(step.requests, step.sampled_counts, strict=True)
+            if count
+        }
+        self._note_time(step, frozenset(texts))
+        self._weigher.note_texts(texts)
+        drafts = {name: self._lookup.match(tokens) for name, tokens in texts.items()}
+        counts = self._weigher.choose(drafts, {name: len(text) for name, text in texts.items()})
+        self._last_time, self._last_names = self._clock(), frozenset(texts)
+        return [
+            list(drafts[name].tokens[: counts[name]]) if name in drafts else [] for name in names
+        ]
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Do nothing: nothing is kept of blocks."""
+
+    def _note_time(self, step: StepInput, names: frozenset[str]) -> None:
+        """Take note of what a step of the same requests took: nothing but decodes, in a row."""
+        num_rows = len(step.sampled_rows)
+        if names and names <= self._last_names and num_rows == step.num_tokens:
+            self._weigher.costs.note(num_rows, self._clock() - self._last_time)

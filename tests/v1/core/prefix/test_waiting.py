@@ -159,6 +159,34 @@ def test_little_in_common_is_not_worth_a_step() -> None:
         assert waits(scheduled(donor, 64), follower) is is_worth_it
 
 
+@pytest.mark.parametrize("shared", [32, 63, 64, 100, 127])
+def test_rows_of_this_very_step_are_waited_for_however_few(shared: int) -> None:
+    """The step is made anyway; who enters behind it computes fewer tokens."""
+    donor, follower = prompts(shared)
+    manager = scheduled(donor, 160)
+    assert waits(manager, follower)
+    manager.commit_step()
+    donor.num_computed_tokens = 160
+    manager.new_step_starts()
+    assert manager.look_up(follower).num_tokens == shared // UNIT * UNIT
+    assert not waits(manager, follower)
+
+
+def test_a_small_rest_behind_a_donors_chunk_is_waited_for_too() -> None:
+    """Chunks may be smaller than a prompt: the last rows that both share are few."""
+    donor, follower = prompts(shared=340)
+    manager = scheduled(donor, 256)
+    assert waits(manager, follower)
+    manager.commit_step()
+    donor.num_computed_tokens = 256
+    manager.new_step_starts()
+    assert manager.look_up(follower).num_tokens == 256
+    assert manager.allocate_slots(donor, 256) is not None
+    assert waits(manager, follower)
+    manager.commit_step()
+    assert manager.look_up(follower).num_tokens == 320
+
+
 def test_a_finished_or_gone_prefill_is_not_waited_for() -> None:
     donor, follower = prompts(shared=500)
     manager = scheduled(donor, 256)
@@ -183,7 +211,7 @@ def test_only_a_donors_prompt_is_waited_for(num_prompt_tokens: int, is_worth_it:
     donor = make_request("donor", common[:num_prompt_tokens], UNIT, max_tokens=600)
     for token in common[num_prompt_tokens:]:
         donor.append_output_token_ids(token)
-    manager = scheduled(donor, 64)
+    manager = scheduled(donor, 32)
     assert len(donor.block_hashes) == 400 // UNIT
     follower = make_request("follower", [*common, *tokens_of(3, 100)], UNIT)
     assert waits(manager, follower) is is_worth_it

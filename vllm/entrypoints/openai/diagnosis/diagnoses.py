@@ -30,8 +30,9 @@ logger = init_logger(__name__)
 
 # A shorter prompt's digests take less than a thread would.
 _THREAD_TOKENS = 8_192
-# Asks the other server processes for the fingerprint of a response and owner, as bytes.
-AskPeers = Callable[[str, bytes], Awaitable[bytes | None]]
+# Asks the other server processes for the fingerprint of a response and owner, as bytes. Without an
+# owner the operator asks.
+AskPeers = Callable[[str, bytes | None], Awaitable[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +82,21 @@ class Diagnoses:
         """Forget a request, if it is remembered."""
         self._store.discard(response_id)
 
-    def find_encoded(self, response_id: str, owner: bytes) -> bytes | None:
+    def find_encoded(self, response_id: str, owner: bytes | None) -> bytes | None:
         """Return a fingerprint for another server process; None: it is not here."""
         found = self._store.find(response_id, owner)
         return None if found is None else msgspec.msgpack.encode(found)
 
-    def compare_kept(self, earlier_id: str, response_id: str) -> KeptComparison | None:
-        """Compare two requests that were answered; None: this process does not know both."""
-        old, new = self._store.find_any(earlier_id), self._store.find_any(response_id)
+    async def compare_kept(self, earlier_id: str, response_id: str) -> KeptComparison | None:
+        """Compare two requests that were answered, for the operator; None: not both are known."""
+        old, new = await self._find(earlier_id, None), await self._find(response_id, None)
         return None if old is None or new is None else compare_kept(old, new)
 
     async def compare(
         self, response_id: str, asked: AskedChat, context: ServingContext
     ) -> Comparison | None:
         """Compare a request with an earlier one; None: its owner has none of that id."""
-        old = self._store.find(response_id, asked.owner)
-        if old is None:
-            old = await self._find_at_peers(response_id, asked.owner)
+        old = await self._find(response_id, asked.owner)
         if old is None:
             return None
         new = NewRequest(await _take_fingerprint(asked, context), asked.chat, context.chat_encoder)
@@ -106,9 +105,11 @@ class Diagnoses:
         logger.debug("Compared with %s: %s", response_id[:80], found)
         return _with_origin(found, asked.chat)
 
-    async def _find_at_peers(self, response_id: str, owner: bytes) -> Fingerprint | None:
-        if self._ask_peers is None:
-            return None
+    async def _find(self, response_id: str, owner: bytes | None) -> Fingerprint | None:
+        """Return a fingerprint from here or from another server process."""
+        found = self._store.find(response_id, owner)
+        if found is not None or self._ask_peers is None:
+            return found
         encoded = await self._ask_peers(response_id, owner)
         return None if encoded is None else msgspec.msgpack.decode(encoded, type=Fingerprint)
 

@@ -50,19 +50,21 @@ class FingerprintStore:
         while len(self._by_use) > self._max_entries or self._num_bytes > self._max_bytes:
             self.discard(next(iter(self._by_use)))
 
-    def find(self, response_id: str, owner: bytes) -> Fingerprint | None:
-        """Return a request's fingerprint; None: it is not here, or another owner's."""
+    def find(self, response_id: str, owner: bytes | None) -> Fingerprint | None:
+        """Return a request's fingerprint; None: it is not here, or another owner's.
+
+        Args:
+            response_id: Of its answer.
+            owner: Who may know it; None: the operator, who may know all and uses none.
+        """
         self._drop_expired()
         found = self._by_use.get(response_id)
-        if found is None or found.owner != owner:
+        if found is None or owner is None:
+            return found
+        if found.owner != owner:
             return None
         self._by_use.move_to_end(response_id)
         return found
-
-    def find_any(self, response_id: str) -> Fingerprint | None:
-        """Return a request's fingerprint, whoever's it is: for the operator."""
-        self._drop_expired()
-        return self._by_use.get(response_id)
 
     def discard(self, response_id: str) -> None:
         """Forget one, if it is here."""

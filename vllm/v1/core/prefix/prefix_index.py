@@ -67,8 +67,8 @@ class PrefixIndex:
             g: {} for g in dense_group_ids
         }
         self._num_keyed = 0  # blocks that carry keys
-        # Blocks, by id, whose keys only requests wrote and hit that leave spare prefixes. Ids of
-        # blocks without keys mean nothing.
+        # Blocks, by id, whose keys only requests wrote and hit that leave spare prefixes, or only a
+        # session that is over. Ids of blocks without keys mean nothing.
         self.spare_ids: set[int] = set()
         # Of the first dense group, which has a key at every unit; where there are no windows,
         # nobody asks who continues whom; where there is nothing else, chains end at checkpoints.
@@ -297,6 +297,10 @@ class PrefixIndex:
         """Take note that a request holds dense blocks whose prefixes are not spare."""
         if self.spare_ids:
             self.spare_ids.difference_update(block.block_id for block in blocks)
+
+    def note_spare(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Take note that dense blocks, which stand in no tier, go before others from now on."""
+        self.spare_ids.update(block.block_id for block in blocks)
 
     def _remove_key(self, group_id: int, prefix_hash: BlockHash, block: KVCacheBlock) -> None:
         index, duplicates = self.keys[group_id], self._duplicates[group_id]

@@ -72,7 +72,7 @@ class DonorWaits:
             (request.num_tokens - 1) // unit,
         )
         gain = num_shared * unit - found.num_tokens
-        if chosen is None or gain < MIN_GAIN_TOKENS:
+        if chosen is None or gain < _least_gain(running[chosen], num_shared * unit, unit):
             self._requests.pop(request.request_id, None)
             return False
         if not self._may_wait(request, gain, now):
@@ -148,6 +148,16 @@ class DonorWaits:
             window.insert(indices, [next(taken) for _ in indices])
         self._changed[cache.request.request_id] = cache
         return True
+
+
+def _least_gain(donor: RequestCache, position: int, unit: int) -> int:
+    """Return the tokens that a wait for a donor's rows up to a position must save.
+
+    Rows of the step that is being made are there in the next one: a request that enters then has
+    computed fewer tokens, and is not later but for what a step costs beside its tokens.
+    """
+    is_next = donor.pending is not None and position <= donor.pending.end
+    return unit if is_next else MIN_GAIN_TOKENS
 
 
 def _publishes(cache: RequestCache) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vllm.utils.hashing import BlockHash
 
-# Waiting costs a step, so it must save more than a step of a short prompt would take.
+# Waiting for later steps costs them, so it must save more than a step of a short prompt would take.
 MIN_GAIN_TOKENS = 128
 # A wait is given up after this many steps, and one more for each so many tokens to come.
 _STEPS = 4

@@ -391,7 +391,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         return manager.held_prefixes(), forgotten
 
     def end_session(self, session: int) -> int:
-        """Make spare what only a session used; return how many checkpoints that is."""
+        """Make spare what only a session used; return how many checkpoints, or blocks, that is."""
         return self.kv_cache_manager.end_session(session)
 
     def reset_connector_cache(self) -> bool:

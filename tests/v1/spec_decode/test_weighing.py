@@ -1,0 +1,211 @@
+"""Drafting decides by itself: against no drafts and every fixed number, on a clock of its own."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.v1.spec_decode.ngram import NgramProposer, WeighedNgramProposer
+from vllm.v1.spec_decode.weighing import Chance, Draft, DraftWeigher, StepCosts
+
+Cost = Callable[[int], float]
+PROMPT = 200
+
+# Seconds by rows. Weights read once for all rows; arithmetic alone; a kernel of four rows at once.
+COSTS: dict[str, Cost] = {
+    "memory": lambda rows: 1.0 + 0.02 * rows,
+    "arithmetic": lambda rows: 0.1 + rows,
+    "tiles of four": lambda rows: 1.0 + 0.6 * ((rows - 1) // 4) + 0.02 * rows,
+    "between": lambda rows: 1.0 + 0.25 * rows,
+}
+
+
+def random_text(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(500) for _ in range(count)]
+
+
+def edited_text(rng: random.Random) -> list[int]:
+    """A prompt, and an answer that repeats it but for one token in twenty."""
+    prompt = random_text(rng, PROMPT)
+    answer = [t if rng.random() < 0.95 else rng.randrange(500) for t in prompt]
+    return prompt + answer
+
+
+def prose(rng: random.Random) -> list[int]:
+    """A text over few words, which repeats pairs by chance."""
+    return [min(int(rng.expovariate(0.08)), 60) for _ in range(3 * PROMPT)]
+
+
+TEXTS: dict[str, Callable[[random.Random], list[int]]] = {
+    "edit": edited_text,
+    "prose": prose,
+    "nothing twice": lambda rng: list(range(2 * PROMPT)),
+    "quotes": lambda rng: random_text(rng, PROMPT) + edited_text(rng)[PROMPT - 60 :],
+}
+
+
+@dataclass
+class _State:
+    req_id: str
+    tokens: np.ndarray
+    num_tokens: int
+
+    def get_tokens(self, start: int, end: int) -> np.ndarray:
+        return self.tokens[start:end]
+
+
+@dataclass
+class _Step:
+    requests: list[_State]
+    sampled_counts: list[int]
+    sampled_rows: list[int]
+    num_tokens: int
+
+
+class Run:
+    """Requests whose texts are known, decoded together."""
+
+    def __init__(self, texts: list[list[int]], cost: Cost, noise: float = 0.0) -> None:
+        self.states = [_State(str(i), np.array(t), PROMPT) for i, t in enumerate(texts)]
+        self.cost, self.noise = cost, noise
+        self.rng = random.Random(5)
+        self.now = 0.0
+        self.drafted: list[int] = []
+
+    def finish(self, propose: Callable[[_Step], list[list[int]]]) -> float:
+        """Return the seconds until all texts are said."""
+        drafts: dict[str, list[int]] = {}
+        live = list(self.states)
+        while live:
+            counts = [1 + len(drafts.get(state.req_id, ())) for state in live]
+            num_rows = sum(counts)
+            self.now += self.cost(num_rows) * (1 + self.rng.random() * self.noise)
+            self.drafted.append(num_rows - len(live))
+            for state in live:
+                draft, at = drafts.get(state.req_id, []), state.num_tokens
+                right = 0
+                while right < len(draft) and list(state.tokens[at + right : at + right + 1]) == [
+                    draft[right]
+                ]:
+                    right += 1
+                state.num_tokens = min(at + right + 1, len(state.tokens))
+            step = _Step(live, counts, [*range(num_rows)], num_rows)
+            told = propose(step)
+            drafts = {s.req_id: draft for s, draft in zip(live, told, strict=True)}
+            live = [state for state in live if state.num_tokens < len(state.tokens)]
+        return self.now
+
+
+def seconds_with(texts: list[list[int]], cost: Cost, num_drafts: int, noise: float = 0.0) -> float:
+    lookup = NgramProposer(max(1, num_drafts), 2, 8)
+
+    def propose(step: _Step) -> list[list[int]]:
+        if not num_drafts:
+            return [[] for _ in step.requests]
+        return [lookup.find(s.tokens[: s.num_tokens]) for s in step.requests]
+
+    return Run(texts, cost, noise).finish(propose)
+
+
+def weighed(texts: list[list[int]], cost: Cost, noise: float = 0.0) -> tuple[float, list[int]]:
+    run = Run(texts, cost, noise)
+    proposer = WeighedNgramProposer(NgramProposer(8, 2, 8), clock=lambda: run.now)
+
+    def propose(step: _Step) -> list[list[int]]:
+        return proposer.propose(cast(Any, step), torch.empty(0), {})
+
+    return run.finish(propose), run.drafted
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 4])
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("cost", COSTS)
+def test_it_is_never_slower_than_no_drafts_and_near_the_best_number(
+    cost: str, text: str, num_requests: int
+) -> None:
+    rng = random.Random(f"{cost} {text} {num_requests}")
+    texts = [TEXTS[text](rng) for _ in range(num_requests)]
+    seconds, _ = weighed(texts, COSTS[cost])
+    fixed = {k: seconds_with(texts, COSTS[cost], k) for k in (0, 1, 3, 8)}
+    assert seconds <= fixed[0] / 0.98, fixed
+    # It learns while it runs, and is not told which number is best.
+    assert seconds <= 1.2 * min(fixed.values()), fixed
+
+
+def test_edits_where_rows_are_cheap_are_far_faster() -> None:
+    text = edited_text(random.Random(1))
+    alone = seconds_with([text], COSTS["tiles of four"], 0)
+    seconds, drafted = weighed([text], COSTS["tiles of four"])
+    assert alone / seconds > 1.4
+    assert max(drafted) > 2
+
+
+def test_a_noisy_clock_makes_it_no_slower() -> None:
+    for text in ("edit", "prose"):
+        texts = [TEXTS[text](random.Random(2))]
+        for cost in COSTS.values():
+            seconds, _ = weighed(texts, cost, noise=0.5)
+            assert seconds <= seconds_with(texts, cost, 0, noise=0.5) / 0.96
+
+
+def test_a_text_that_begins_to_repeat_itself_is_drafted_without_trying() -> None:
+    """What would have been right is seen while nothing is drafted."""
+    rng = random.Random(3)
+    quoted = random_text(rng, PROMPT)
+    text = quoted + prose(rng) + quoted
+    _, drafted = weighed([text], COSTS["between"])
+    num_steps = len(drafted)
+    assert sum(drafted[: num_steps // 2]) < sum(drafted[num_steps // 2 :])
+    assert drafted[-1] > 1
+
+
+def test_costs_are_drawn_through_what_was_measured() -> None:
+    costs = StepCosts()
+    costs.note(2, 1.0)
+    costs.note(6, 2.0)
+    assert costs.estimate(4) == pytest.approx(1.5)
+    assert costs.estimate(10) == pytest.approx(3.0)
+    assert 0 < costs.estimate(1) < 1.0
+    # A pause of the machine is no cost.
+    costs.note(2, 1000.0)
+    assert costs.estimate(2) < 1.5
+    for _ in range(100):
+        costs.note(2, 3.0)
+    assert costs.estimate(2) == pytest.approx(3.0, rel=0.01)
+    # More rows never cost less.
+    assert costs.estimate(4) >= costs.estimate(2)
+
+
+def test_a_chance_forgets_old_texts() -> None:
+    chance = Chance()
+    for _ in range(100):
+        chance.note(8, 0)
+    assert chance.value > 0.95
+    for _ in range(60):
+        chance.note(0, 1)
+    assert chance.value < 0.1
+
+
+def test_what_a_step_costs_without_drafts_is_measured_again_and_again() -> None:
+    weigher = DraftWeigher()
+    for rows in (1, 2, 9):
+        weigher.costs.note(rows, 1.0 + 0.01 * rows)
+    counts = []
+    tokens = [0]
+    for _ in range(450):
+        weigher.note_texts({"a": tokens})
+        counts.append(weigher.choose({"a": Draft([1] * 8, 4)}, {"a": len(tokens)})["a"])
+        tokens = [*tokens, *[1] * (counts[-1] + 1)]
+    assert counts.count(0) == 2
+    assert counts[-1] == 8
+
+
+def test_requests_that_are_gone_are_forgotten() -> None:
+    weigher = DraftWeigher()
+    weigher.choose({"a": Draft([1], 2)}, {"a": 5})
+    weigher.note_texts({"b": [1, 2]})
+    assert not weigher._foretold
