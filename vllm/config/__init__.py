@@ -7,6 +7,7 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import ECTransferConfig, KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
+from vllm.config.multimodal import MultiModalConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
@@ -22,6 +23,7 @@ __all__ = [
     "KVTransferConfig",
     "LoadConfig",
     "ModelConfig",
+    "MultiModalConfig",
     "ObservabilityConfig",
     "ParallelConfig",
     "SchedulerConfig",

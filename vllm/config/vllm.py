@@ -11,6 +11,7 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import ECTransferConfig, KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
+from vllm.config.multimodal import MultiModalConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
@@ -41,6 +42,7 @@ class VllmConfig:
     kv_events_config: KVEventsConfig | None = None
     attention_config: AttentionConfig = field(default_factory=AttentionConfig)
     observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    multimodal_config: MultiModalConfig = field(default_factory=MultiModalConfig)
     lora_config: Any = None
     use_v2_model_runner: bool = False
 

@@ -1,5 +1,6 @@
 """``LLM``: offline inference in a few lines."""
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -10,6 +11,9 @@ from typing import Any, Self, cast
 import msgspec
 
 from vllm.entrypoints.foreign_arguments import take_engine_arguments
+from vllm.entrypoints.given_images import check_roles, take_pictures
+from vllm.entrypoints.image_prompts import IMAGE_FIELDS, place_images, read_prompt_images
+from vllm.entrypoints.image_setup import make_image_input
 from vllm.entrypoints.pooling.find_plan import find_plan
 from vllm.entrypoints.pooling.vectors import read_rows
 from vllm.entrypoints.progress import PromptProgress, UseTqdm
@@ -19,6 +23,7 @@ from vllm.logger import setup_logging
 from vllm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, Tokenizer, make_chat_encoder
+from vllm.tokenizers.chat_messages import ChatImages
 from vllm.tokenizers.chat_tokenizer import ChatTokenizer
 from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.engine.engine_args import EngineArgs
@@ -77,6 +82,7 @@ class LLM:
         self._keeps_billing_line = keep_billing_line
         self._encoders: dict[str | None, ChatEncoder] = {}
         self._request_ids = itertools.count()
+        self._images = make_image_input(self.llm_engine.vllm_config)
 
     def __enter__(self) -> Self:
         return self
@@ -102,6 +108,7 @@ class LLM:
 
         Args:
             prompts: One prompt or several: texts, lists of token ids, TextPrompt, TokensPrompt.
+                The last two may have ``multi_modal_data`` (docs/images.md).
             sampling_params: For all, or one each; None: the checkpoint's defaults.
             use_tqdm: Whether to show a progress bar, or what makes it, called as ``tqdm.tqdm`` is.
             priority: One value each, with ``scheduling_policy="priority"``.
@@ -112,7 +119,7 @@ class LLM:
         Raises:
             UserInputError: A prompt or parameter is wrong; then none is answered.
         """
-        items = _as_prompts(prompts)
+        items = [self._with_pictures(item) for item in _as_prompts(prompts)]
         params = self._params_for(items, sampling_params)
         if priority is not None and len(priority) != len(items):
             raise UserInputError(
@@ -121,6 +128,26 @@ class LLM:
             )
         options = [RequestOptions(priority=value) for value in priority or [0] * len(items)]
         return self._answer(items, params, options, use_tqdm)
+
+    def _with_pictures(self, prompt: PromptType) -> PromptType:
+        """Return a prompt whose ``multi_modal_data`` is read and has its places in the tokens."""
+        if not isinstance(prompt, Mapping) or not any(prompt.get(f) for f in IMAGE_FIELDS):
+            return prompt
+        fields = dict(prompt)
+        data, uuids, settings = (cast(Any, fields.pop(name, None)) for name in IMAGE_FIELDS)
+        given = read_prompt_images(data, uuids, from_program=True)
+        read = self._images.read_now(given, settings, str(fields.get("cache_salt") or ""))
+        family = self._images.family
+        if family is None or not read:
+            return cast(PromptType, fields)
+        text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
+        token_ids, images = place_images(
+            cast(str, text) if ids is None else cast(Sequence[int], ids),
+            read,
+            family,
+            self._require_tokenizer(),
+        )
+        return cast(PromptType, {**fields, "prompt_token_ids": token_ids, "images": images})
 
     def _answer(
         self,
@@ -156,17 +183,20 @@ class LLM:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one chat or several, in the model's own chat format.
 
         Args:
-            messages: A list of ``{"role", "content"}``, or a list of such lists.
+            messages: A list of ``{"role", "content"}``, or a list of such lists. Contents may hold
+                pictures, as OpenAI's API has them or as ``{"type": "image_pil", "image_pil": x}``.
             add_generation_prompt: Whether to open the assistant's turn.
             continue_final_message: Whether to go on with the last (assistant) message instead.
             reasoning_effort: "none" turns thinking off.
             chat_template: As the constructor's, for this call.
             tools: Functions the model may call, as OpenAI's API takes them; calls come as text.
             chat_template_kwargs: Further variables of the template.
+            mm_processor_kwargs: Sizes of pictures, over those of the engine.
 
         Raises:
             UserInputError: A message or parameter is wrong; then none is answered.
@@ -181,9 +211,30 @@ class LLM:
         )
         prompts: list[PromptType] = []
         for chat in _as_chats(messages):
-            encoded = encoder.encode_chat(chat, options)
-            prompts.append(TokensPrompt(prompt_token_ids=encoded.token_ids, prompt=encoded.text))
+            prompts.append(self._encode_chat(encoder, chat, options, mm_processor_kwargs))
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def _encode_chat(
+        self,
+        encoder: ChatEncoder,
+        chat: Messages,
+        options: ChatOptions,
+        settings: Mapping[str, Any] | None,
+    ) -> TokensPrompt:
+        pictures = take_pictures(chat, from_program=True)
+        family = self._images.family
+        read = self._images.read_now(pictures.given, settings)
+        if family is not None and read:
+            check_roles(pictures, encoder.image_roles(family.text.marker))
+            counts = [image.size.num_tokens for image in read]
+            images = ChatImages(family.text, family.placeholder_id, counts)
+            options = dataclasses.replace(options, images=images)
+        encoded = encoder.encode_chat(pictures.refer(read), options)
+        return TokensPrompt(
+            prompt_token_ids=encoded.token_ids,
+            prompt=encoded.text,
+            images=[read[index].at(offset) for index, offset in encoded.image_offsets],
+        )
 
     def embed(
         self,

@@ -6,6 +6,9 @@ from collections import UserDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
+
 if TYPE_CHECKING:
     import torch
 
@@ -82,3 +85,45 @@ class MultiModalFeatureSpec:
     identifier: str
     mm_position: PlaceholderRange
     mm_hash: str | None = None
+
+
+class ImageFeature(msgspec.Struct, frozen=True):
+    """One picture of a request, as processes hand it on.
+
+    Attributes:
+        identifier: Its identity: 64 hex digits (``vllm.multimodal.identity``).
+        offset: Of its first soft token in the prompt.
+        rows: Soft tokens from top to bottom.
+        columns: Soft tokens from left to right.
+        height: Pixels.
+        width: Pixels.
+        pixels: RGB, row by row; empty: whoever needs them has what became of them.
+    """
+
+    identifier: str
+    offset: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+    pixels: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        """Soft tokens."""
+        return self.rows * self.columns
+
+    @property
+    def end(self) -> int:
+        """One past its last soft token."""
+        return self.offset + self.num_tokens
+
+    def to_spec(self) -> MultiModalFeatureSpec:
+        """Return it as schedulers and workers know it; the pixels are not copied."""
+        pixels = np.frombuffer(self.pixels, np.uint8).reshape(self.height, self.width, 3)
+        return MultiModalFeatureSpec(
+            data=MultiModalKwargsItem({"pixels": pixels, "grid": (self.rows, self.columns)}),
+            modality="image",
+            identifier=self.identifier,
+            mm_position=PlaceholderRange(self.offset, self.num_tokens),
+        )

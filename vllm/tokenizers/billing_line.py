@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vllm.tokenizers.chat_messages import ChatMessage
+from vllm.tokenizers.chat_messages import ChatMessage, join_texts
 
 _PAIR = r"[A-Za-z][\w.-]*=[^\s;]*"
 # The name, then pairs, each with a semicolon but for one that ends its line, then one line break.
@@ -62,8 +62,11 @@ def _strip(message: ChatMessage) -> ChatMessage | None:
     first = next((i for i, part in enumerate(message.parts) if part), None)
     if first is None:
         return None
-    text = strip_billing_line(message.parts[first])
-    if text == message.parts[first]:
+    part = message.parts[first]
+    if not isinstance(part, str):
+        return None
+    text = strip_billing_line(part)
+    if text == part:
         return None
     parts = (*message.parts[:first], *([text] if text else []), *message.parts[first + 1 :])
-    return replace(message, content="\n".join(parts), parts=parts)
+    return replace(message, content=join_texts(parts), parts=parts)

@@ -35,6 +35,10 @@ class NoChatEncoder:
 
     ignores_tools = False
 
+    def image_roles(self, marker: str) -> frozenset[str]:
+        """Return none."""
+        return frozenset()
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
     ) -> ChatPrompt:

@@ -1,10 +1,11 @@
 """What a chat encoder takes and gives, and the one check of a chat's messages."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
 from vllm.exceptions import ContextLengthError, UnsupportedFeatureError, UserInputError
+from vllm.multimodal.families import ImageText
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.tool_calls import MessageCall, parse_calls
@@ -25,7 +26,7 @@ _UNSUPPORTED_MESSAGE_FIELDS = (
 )
 # Ends of a chat's parts that are told to the cache: in all, and of its beginning.
 _MAX_PART_ENDS = 16
-_NUM_SHARED_ENDS = 2
+NUM_SHARED_ENDS = 2
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -73,6 +74,39 @@ class PromptCut:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRef:
+    """Stands in a content's list of parts for a picture, which was read apart.
+
+    No client can spell one: what comes as JSON is no picture here.
+
+    Attributes:
+        index: Of the request's pictures, from 0.
+        identifier: Its identity: whoever compares messages compares pictures.
+    """
+
+    index: int
+    identifier: str = ""
+
+
+Part = str | ImageRef
+
+
+@dataclass(frozen=True, slots=True)
+class ChatImages:
+    """The pictures of a chat, as far as its prompt needs to know them.
+
+    Attributes:
+        text: What stands for a picture in a prompt.
+        placeholder_id: Token id of a soft token.
+        num_tokens: Soft tokens of each picture.
+    """
+
+    text: ImageText
+    placeholder_id: int
+    num_tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ChatOptions:
     """What a chat request says about its prompt besides the messages.
 
@@ -87,6 +121,7 @@ class ChatOptions:
         max_prompt_tokens: A prompt that cannot have as few is refused before it is tokenised; None:
             none is.
         cut: Where the prompt is tokenised in two; None: nowhere.
+        images: What its messages' ``ImageRef`` stand for; None: they have none.
     """
 
     add_generation_prompt: bool = True
@@ -98,6 +133,7 @@ class ChatOptions:
     add_special_tokens: bool = False
     max_prompt_tokens: int | None = None
     cut: PromptCut | None = None
+    images: ChatImages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +148,8 @@ class ChatPrompt:
         part_ends: Where system prompt and messages end, in tokens, most likely shared first.
         joined: Which of the request's messages stand in the prompt as one, by their places.
         left_out_billing_line: Whether the system text began with one; see ``billing_line``.
+        image_offsets: For each picture in the prompt, in its order there, its index among the
+            request's and its first soft token.
     """
 
     text: str
@@ -121,6 +159,7 @@ class ChatPrompt:
     has_reasoned: bool = False
     joined: tuple[tuple[int, ...], ...] = ()
     left_out_billing_line: bool = False
+    image_offsets: tuple[tuple[int, int], ...] = ()
 
 
 def find_part_ends(token_ids: Sequence[int], openers: Container[int]) -> tuple[int, ...]:
@@ -134,8 +173,8 @@ def find_part_ends(token_ids: Sequence[int], openers: Container[int]) -> tuple[i
         openers: Tokens that stand at the beginning of a message and nowhere else.
     """
     ends = [i for i, token_id in enumerate(token_ids) if i > 1 and token_id in openers]
-    latest_first = ends[_NUM_SHARED_ENDS:][::-1]
-    return tuple([*ends[:_NUM_SHARED_ENDS], *latest_first][:_MAX_PART_ENDS])
+    latest_first = ends[NUM_SHARED_ENDS:][::-1]
+    return tuple([*ends[:NUM_SHARED_ENDS], *latest_first][:_MAX_PART_ENDS])
 
 
 class ChatEncoder(Protocol):
@@ -144,6 +183,13 @@ class ChatEncoder(Protocol):
     @property
     def ignores_tools(self) -> bool:
         """Whether the format never tells the model of a tool."""
+
+    def image_roles(self, marker: str) -> frozenset[str]:
+        """Return the roles in whose messages the format shows pictures.
+
+        Args:
+            marker: What it writes for one.
+        """
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -162,7 +208,7 @@ class ChatMessage:
 
     Attributes:
         content: The text; parts are joined by line breaks.
-        parts: The texts of a content that came as a list; None: it came as one text.
+        parts: Texts and pictures of a content that came as a list; None: it came as one text.
         tool_call_id: Of the call whose result a message of role "tool" brings.
         name: Of the speaker, or of the function whose result it is; None: not said.
     """
@@ -172,8 +218,13 @@ class ChatMessage:
     reasoning: str = ""
     tool_calls: tuple[MessageCall, ...] = ()
     tool_call_id: str | None = None
-    parts: tuple[str, ...] | None = None
+    parts: tuple[Part, ...] | None = None
     name: str | None = None
+
+    @property
+    def images(self) -> tuple[int, ...]:
+        """Indexes of its pictures, in their order."""
+        return tuple(part.index for part in self.parts or () if isinstance(part, ImageRef))
 
 
 def parse_messages(messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
@@ -309,7 +360,7 @@ def _parse_message(index: int, message: Mapping[str, Any]) -> ChatMessage:
     if content is None and role != "assistant":
         raise UserInputError(f"{where}.content is missing: give a text.", "messages")
     parsed = _parse_content(f"{where}.content", content)
-    text = parsed if isinstance(parsed, str) else "\n".join(parsed)
+    text = parsed if isinstance(parsed, str) else join_texts(parsed)
     parts = None if isinstance(parsed, str) else parsed
     speaker = message.get("name")
     if speaker is not None and not isinstance(speaker, str):
@@ -349,7 +400,12 @@ def _parse_role(where: str, role: Any) -> Role:
     raise UserInputError(f"{where}.role={role!r} is unknown: use {', '.join(_ROLES)}.", "messages")
 
 
-def _parse_content(where: str, content: Any) -> str | tuple[str, ...]:
+def join_texts(parts: Iterable[Part], between: str = "\n") -> str:
+    """Return the texts of a content's parts as one."""
+    return between.join(part for part in parts if isinstance(part, str))
+
+
+def _parse_content(where: str, content: Any) -> str | tuple[Part, ...]:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -359,8 +415,8 @@ def _parse_content(where: str, content: Any) -> str | tuple[str, ...]:
     return tuple(_parse_part(f"{where}[{j}]", part) for j, part in enumerate(content))
 
 
-def _parse_part(where: str, part: Any) -> str:
-    if isinstance(part, str):
+def _parse_part(where: str, part: Any) -> Part:
+    if isinstance(part, str | ImageRef):
         return part
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise UserInputError(f"{where} must be an object with a type.", "messages")

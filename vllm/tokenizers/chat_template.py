@@ -24,7 +24,7 @@ from vllm.tokenizers.chat_messages import (
     parse_messages,
 )
 from vllm.tokenizers.chat_tools import ToolSpec
-from vllm.tokenizers.content_parts import find_part_roles
+from vllm.tokenizers.content_parts import find_image_roles, find_part_roles
 from vllm.tokenizers.described_tools import WriteCalls, describe_tools
 from vllm.tokenizers.end_marker import EndMarker
 from vllm.tokenizers.fitted_messages import fit_messages
@@ -119,16 +119,22 @@ class JinjaChatEncoder:
         fitted = fit_messages(placed, traits)
         guarded = guard_messages(self._literal_text, [p.message for p in fitted], tools)
         text = self._render(template, guarded.messages, guarded.tools, options)
-        text, token_ids = guarded.encode(self._tokenizer, text, options)
+        encoded = guarded.encode(self._tokenizer, text, options)
+        text, token_ids = encoded.text, encoded.token_ids
         return ChatPrompt(
             text,
             token_ids,
+            image_offsets=encoded.image_offsets,
             in_reasoning=text.rstrip().endswith(_THOUGHT_OPENINGS),
             has_reasoned=text.rstrip().endswith("</think>"),
             part_ends=self._find_part_ends(token_ids),
             joined=tuple(p.places for p in fitted if len(set(p.places)) > 1),
             left_out_billing_line=has_line,
         )
+
+    def image_roles(self, marker: str) -> frozenset[str]:
+        """See ChatEncoder."""
+        return self._template.image_roles(marker)
 
     def _find_part_ends(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return where messages end, as far as the template marks their beginnings."""
@@ -184,6 +190,8 @@ class JinjaChatEncoder:
 class CompiledTemplate:
     """A template, and what it takes.
 
+    Owns: what it knows of roles with pictures.
+
     Args:
         text: The template's.
         tokens: Special tokens that it knows by name, with their spellings.
@@ -196,10 +204,20 @@ class CompiledTemplate:
         self._template = compile_template(text)
         self._tokens = tokens
         self._traits = self._find_traits()
+        # Tried where a picture comes: by marker.
+        self._image_roles: dict[str, frozenset[str]] = {}
 
     def traits(self, *, with_tools: bool) -> TemplateTraits:
         """Return what it takes, in chats with tools or without."""
         return self._traits[with_tools]
+
+    def image_roles(self, marker: str) -> frozenset[str]:
+        """Return the roles in whose messages it shows pictures, found out by trying."""
+        if marker not in self._image_roles:
+            plain = {"add_generation_prompt": False}
+            found = find_image_roles(lambda messages: self._run(messages, (), plain), marker)
+            self._image_roles[marker] = found
+        return self._image_roles[marker]
 
     def render(
         self,
@@ -308,9 +326,13 @@ class _Arguments(dict[str, Any]):
 
 def _as_template_message(message: ChatMessage, traits: TemplateTraits) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.role in (traits.parts.takes if message.parts is not None else traits.parts.needs):
-        texts = (message.content,) if message.parts is None else message.parts
-        rendered["content"] = [{"type": "text", "text": text} for text in texts]
+    in_parts = traits.parts.takes if message.parts is not None else traits.parts.needs
+    if message.role in in_parts or message.images:
+        parts = (message.content,) if message.parts is None else message.parts
+        rendered["content"] = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+            for part in parts
+        ]
     if message.name is not None:
         rendered["name"] = message.name
     if message.reasoning:

@@ -57,6 +57,24 @@ def find_part_roles(
     return PartRoles(takes, needs)
 
 
+def find_image_roles(
+    render: Callable[[Sequence[Mapping[str, Any]]], str], marker: str
+) -> frozenset[str]:
+    """Return the roles in whose messages the template shows pictures.
+
+    Args:
+        render: As of ``find_part_roles``.
+        marker: What it writes for a picture.
+    """
+    picture = [{"type": "image"}, *_PARTS]
+
+    def shows(role: str) -> bool:
+        shown = (_render(render, _chat(role, picture, also)) for also in ((), _ROLES))
+        return any(text.count(marker) == 1 and _PROBE in text for text in shown)
+
+    return frozenset(filter(shows, _ROLES))
+
+
 def _chat(role: str, content: Any, parts_of: Collection[str] = ()) -> Sequence[Mapping[str, Any]]:
     """A chat that holds what is tried; its other contents are parts of ``parts_of``."""
     user = {"role": "user", "content": _TEXT_PARTS if "user" in parts_of else "a"}

@@ -25,6 +25,7 @@ from vllm.tokenizers.chat_messages import (
     check_effort,
     check_options,
     find_part_ends,
+    join_texts,
     parse_messages,
 )
 from vllm.tokenizers.chat_tools import ToolSpec
@@ -121,6 +122,10 @@ class DeepseekV4ChatEncoder:
         self._literal_text = literal_text
         self._keeps_billing_line = keeps_billing_line
 
+    def image_roles(self, marker: str) -> frozenset[str]:
+        """See ChatEncoder: none."""
+        return frozenset()
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
     ) -> ChatPrompt:
@@ -144,7 +149,8 @@ class DeepseekV4ChatEncoder:
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
         )
-        text, token_ids = guarded.encode(self._tokenizer, text, options)
+        encoded = guarded.encode(self._tokenizer, text, options)
+        text, token_ids = encoded.text, encoded.token_ids
         continues_reasoning = options.continue_final_message and not parsed[-1].content
         in_reasoning = thinking and (options.add_generation_prompt or continues_reasoning)
         return ChatPrompt(
@@ -159,7 +165,7 @@ class DeepseekV4ChatEncoder:
 
 
 def _join_parts(message: ChatMessage, gap: str) -> ChatMessage:
-    return replace(message, content=gap.join(message.parts or ()))
+    return replace(message, content=join_texts(message.parts or (), gap))
 
 
 def resolve_thinking(options: ChatOptions, form: PromptFormat = V4_FORMAT) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vllm.tokenizers.chat_messages import ChatMessage
+from vllm.tokenizers.chat_messages import ChatMessage, ImageRef, Part
 from vllm.tokenizers.chat_tools import ToolSpec
 from vllm.tokenizers.tool_calls import MessageCall
 
@@ -44,20 +44,33 @@ def describe_tools(
         if message.tool_calls:
             names |= {call.id: call.name for call in message.tool_calls}
             text = _join(message.content, write_calls(message.tool_calls))
-            message = replace(message, content=text, parts=None, tool_calls=())
+            message = replace(
+                message, content=text, parts=_behind_images(message, text), tool_calls=()
+            )
         elif message.role == "tool":
             name = message.name or names.get(message.tool_call_id)
             head = f"Result of {name}:" if name else "Result:"
-            message = ChatMessage("user", f"{head}\n{message.content}")
+            text = f"{head}\n{message.content}"
+            message = ChatMessage("user", text, parts=_behind_images(message, text))
         told.append((place, message))
     if not tools:
         return told
     text = _introduce(tools, write_calls)
     place, first = told[0]
     if first.role == "system":
-        joined = replace(first, content=_join(first.content, text), parts=None)
+        whole = _join(first.content, text)
+        joined = replace(first, content=whole, parts=_behind_images(first, whole))
         return [(place, joined), *told[1:]]
     return [(place, ChatMessage("system", text)), *told]
+
+
+def _behind_images(message: ChatMessage, text: str) -> tuple[Part, ...] | None:
+    """The parts of a message that has another text now: its pictures, then that; None: no picture.
+
+    Pictures stand in front, as models are asked about them in training.
+    """
+    images = [part for part in message.parts or () if isinstance(part, ImageRef)]
+    return (*images, text) if images else None
 
 
 def _introduce(tools: Sequence[ToolSpec], write_calls: WriteCalls) -> str:

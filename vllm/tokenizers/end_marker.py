@@ -28,11 +28,10 @@ class EndMarker:
         """Return the message with the marker behind its content."""
         marker = self._text + " "
         parts = message.parts
-        return replace(
-            message,
-            content=message.content + marker,
-            parts=None if parts is None else (*parts[:-1], "".join(parts[-1:]) + marker),
-        )
+        if parts is not None:
+            last = parts[-1] if parts else ""
+            parts = (*parts[:-1], last + marker) if isinstance(last, str) else (*parts, marker)
+        return replace(message, content=message.content + marker, parts=parts)
 
     def cut(self, rendered: str, message: ChatMessage) -> str:
         """Return a rendered chat up to the end of its last message's content.

@@ -13,7 +13,7 @@ Texts that are joined stand in their order, a blank line between them.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vllm.tokenizers.chat_messages import ChatMessage
+from vllm.tokenizers.chat_messages import ChatMessage, Part
 from vllm.tokenizers.template_traits import TemplateTraits
 
 _BETWEEN = "\n\n"
@@ -146,6 +146,14 @@ def _as_user(placed: PlacedMessage) -> PlacedMessage:
     return replace(placed, message=replace(placed.message, role="user"))
 
 
+def _join_parts(one: ChatMessage, two: ChatMessage) -> tuple[Part, ...]:
+    """Contents with pictures as one: a picture stays between the texts around it."""
+    first = one.parts if one.parts is not None else (one.content,)
+    second = two.parts if two.parts is not None else (two.content,)
+    between = (_BETWEEN,) if one.content and two.content else ()
+    return tuple(part for part in (*first, *between, *second) if part != "")
+
+
 def _join(first: PlacedMessage, second: PlacedMessage) -> PlacedMessage:
     """Return one message of two: the first, longer."""
     one, two = first.message, second.message
@@ -154,6 +162,6 @@ def _join(first: PlacedMessage, second: PlacedMessage) -> PlacedMessage:
         content=_BETWEEN.join(text for text in (one.content, two.content) if text),
         reasoning=_BETWEEN.join(text for text in (one.reasoning, two.reasoning) if text),
         tool_calls=(*one.tool_calls, *two.tool_calls),
-        parts=None,
+        parts=_join_parts(one, two) if one.images or two.images else None,
     )
     return PlacedMessage(joined, (*first.places, *second.places))

@@ -24,8 +24,10 @@ from vllm.tokenizers.chat_messages import (
     ChatMessage,
     ChatOptions,
     ChatPrompt,
+    Part,
     check_options,
     find_part_ends,
+    join_texts,
     parse_messages,
 )
 from vllm.tokenizers.chat_tools import ToolSpec
@@ -39,6 +41,7 @@ TURN, TURN_END = "<|turn>", "<turn|>\n"
 THOUGHT, THOUGHT_END = "<|channel>thought\n", "\n<channel|>"
 THINK = "<|think|>\n"
 RESULTS = "<|tool_response>"
+IMAGE = "<|image|>"
 _CHANNEL, _CHANNEL_END = "<|channel>", "<channel|>"
 # Without these a vocabulary is not Gemma 4's.
 _MARKS = ("<|turn>", "<turn|>")
@@ -87,6 +90,10 @@ class Gemma4ChatEncoder:
         self._keeps_billing_line = keeps_billing_line
         self._bos = tokenizer.template_tokens.get("bos_token", "")
 
+    def image_roles(self, marker: str) -> frozenset[str]:
+        """See ChatEncoder: results of calls are texts."""
+        return frozenset(("user", "assistant") if marker == IMAGE else ())
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions
     ) -> ChatPrompt:
@@ -99,10 +106,12 @@ class Gemma4ChatEncoder:
         parsed = [parsed[i] for i in put_results_first(parsed)]
         guarded = guard_messages(self._literal_text, parsed, options.tools)
         text = self._bos + render(guarded.messages, guarded.tools, _read_format(options))
-        text, token_ids = guarded.encode(self._tokenizer, text, options)
+        encoded = guarded.encode(self._tokenizer, text, options)
+        text, token_ids = encoded.text, encoded.token_ids
         return ChatPrompt(
             text,
             token_ids,
+            image_offsets=encoded.image_offsets,
             in_reasoning=_is_in_reasoning(text, parsed, options),
             part_ends=find_part_ends(token_ids, self._openers),
             left_out_billing_line=has_line,
@@ -138,7 +147,7 @@ def render(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], form: _Fo
         pieces += [spell_call(call) for call in message.tool_calls]
         results = list(_find_results(messages, i)) if message.tool_calls else []
         pieces += [spell_result(name, text) for name, text in results]
-        text = _said(message) if is_model else "".join(part.strip() for part in _parts(message))
+        text = _said(message) if is_model else "".join(map(_trimmed, _parts(message)))
         pieces.append(text)
         ends_in_calls = bool(message.tool_calls)
         pieces.append(_find_end(message, after, bool(results), bool(text), form))
@@ -169,10 +178,14 @@ def _find_results(messages: Sequence[ChatMessage], i: int) -> Iterator[tuple[str
         if message.role != "tool":
             return
         name = names.get(message.tool_call_id, message.name or "unknown")
-        yield name, "".join(_parts(message))
+        yield name, join_texts(_parts(message), "")
 
 
-def _parts(message: ChatMessage) -> tuple[str, ...]:
+def _trimmed(part: Part) -> str:
+    return part.strip() if isinstance(part, str) else IMAGE
+
+
+def _parts(message: ChatMessage) -> tuple[Part, ...]:
     return (message.content,) if message.parts is None else message.parts
 
 
@@ -181,13 +194,16 @@ def _system_text(message: ChatMessage | None) -> str:
         return ""
     if message.parts is None:
         return message.content.strip()
-    return "".join(part.strip() + " " for part in message.parts)
+    return "".join(part.strip() + " " for part in message.parts if isinstance(part, str))
 
 
 def _said(message: ChatMessage) -> str:
     """Return a model's words without thoughts that a client left in them."""
     pieces = []
     for part in _parts(message):
+        if not isinstance(part, str):
+            pieces.append(IMAGE)
+            continue
         split = part.split(_CHANNEL_END)
         pieces.append("".join(text.partition(_CHANNEL)[0] for text in split).strip())
     return "".join(pieces)

@@ -6,10 +6,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from vllm.tokenizers.chat_messages import ChatMessage, ChatOptions, check_length
+from vllm.tokenizers.chat_messages import ChatMessage, ChatOptions, Part, check_length
 from vllm.tokenizers.chat_tools import ToolSpec
+from vllm.tokenizers.image_markers import expand_markers, find_offsets
 from vllm.tokenizers.literal_text import LiteralText
 from vllm.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A prompt: its text, its tokens, and its pictures as ``ChatPrompt.image_offsets``."""
+
+    text: str
+    token_ids: list[int]
+    image_offsets: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +38,18 @@ class GuardedMessages:
     mark: str | None
     literal_text: LiteralText | None
 
-    def encode(
-        self, tokenizer: Tokenizer, rendered: str, options: ChatOptions
-    ) -> tuple[str, list[int]]:
+    def encode(self, tokenizer: Tokenizer, rendered: str, options: ChatOptions) -> "EncodedText":
         """Return the rendered text without marks, and its tokens.
 
         Raises:
-            UserInputError: The text cannot be tokenised.
+            UserInputError: The text cannot be tokenised, or shows other pictures than the messages.
             ContextLengthError: It is longer than the options allow.
         """
+        order = [index for message in self.messages for index in message.images]
+        images = options.images
+        if images is not None:
+            counts = [images.num_tokens[index] for index in order]
+            rendered = expand_markers(rendered, images.text, counts)
         check_length(tokenizer, rendered, options.max_prompt_tokens)
         encode = partial(self._encode, tokenizer, options.add_special_tokens)
         cut = options.cut
@@ -45,7 +58,11 @@ class GuardedMessages:
         else:
             token_ids = cut.encode(rendered, encode, partial(self._encode, tokenizer, False))
             rendered = rendered.replace(cut.mark, "")
-        return rendered if self.mark is None else rendered.replace(self.mark, ""), token_ids
+        text = rendered if self.mark is None else rendered.replace(self.mark, "")
+        if images is None:
+            return EncodedText(text, token_ids)
+        offsets = find_offsets(token_ids, images.placeholder_id, counts)
+        return EncodedText(text, token_ids, tuple(zip(order, offsets, strict=True)))
 
     def _encode(self, tokenizer: Tokenizer, add_special_tokens: bool, text: str) -> list[int]:
         if self.literal_text is None or self.mark is None:
@@ -96,11 +113,15 @@ def _map_message(message: ChatMessage, change: Callable[[str], str]) -> ChatMess
     return replace(
         message,
         content=change(message.content),
-        parts=None if message.parts is None else tuple(map(change, message.parts)),
+        parts=None if message.parts is None else tuple(_map_part(p, change) for p in message.parts),
         name=None if message.name is None else change(message.name),
         reasoning=change(message.reasoning),
         tool_calls=calls,
     )
+
+
+def _map_part(part: Part, change: Callable[[str], str]) -> Part:
+    return change(part) if isinstance(part, str) else part
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

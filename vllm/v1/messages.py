@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
+from vllm.multimodal.inputs import ImageFeature
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request_options import NO_OPTIONS, RequestOptions
@@ -186,6 +187,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         block_hashes: Of the prompt's full units, where the front end has them already.
         tenant: Whose request it is, where several share the server; None: nobody's in particular.
         options: What its client says of it.
+        images: Its pictures, in their order in the prompt.
     """
 
     request_id: str
@@ -197,6 +199,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     block_hashes: list[bytes] = []
     tenant: str | None = None
     options: RequestOptions = NO_OPTIONS
+    images: list[ImageFeature] = []
 
 
 class LogprobsRows(msgspec.Struct, frozen=True):

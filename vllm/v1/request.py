@@ -271,6 +271,7 @@ class Request(TokenSequence):
             block_hashes=[BlockHash(known) for known in request.block_hashes],
             tenant=request.tenant,
             options=request.options,
+            mm_features=[image.to_spec() for image in request.images],
         )
 
     # ------------------------------------------------------------------- state

@@ -10,6 +10,8 @@ from tests.entrypoints.rubbish import json_like
 from vllm.entrypoints.anthropic.conversion import convert_messages
 from vllm.entrypoints.openai.opaque_reasoning import seal_reasoning
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.multimodal.reader import GivenImage
+from vllm.multimodal.sources import Origin
 from vllm.tokenizers.breakpoints import Breakpoint
 from vllm.tokenizers.chat_messages import parse_messages
 
@@ -237,20 +239,57 @@ def test_malformed_messages_are_named(system: Any, messages: Any, message: str) 
         convert_messages(system, messages)
 
 
-@pytest.mark.parametrize("role", ["user", "assistant"])
-@pytest.mark.parametrize("kind", ["image", "document", "search_result", "server_tool_use"])
+@pytest.mark.parametrize(
+    ("role", "kind"),
+    [
+        ("assistant", "image"),
+        ("system", "image"),
+        *((r, k) for r in ("user", "assistant") for k in ("document", "search_result")),
+        ("user", "server_tool_use"),
+    ],
+)
 def test_what_is_not_served_is_refused_by_name(role: str, kind: str) -> None:
     block = {"type": kind, "source": {"type": "base64"}, "data": "x"}
     with pytest.raises(UnsupportedFeatureError, match=rf"content\[0\] has type '{kind}'"):
         convert_messages(None, [{"role": role, "content": [block]}])
 
 
-def test_images_in_results_are_refused_by_name() -> None:
+def test_pictures_stand_between_the_texts_of_questions_and_results() -> None:
     use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
-    messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    with pytest.raises(UnsupportedFeatureError, match="image"):
-        convert_messages(None, messages)
+    seen = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA"}}
+    linked = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+    text = {"type": "text", "text": "a"}
+    result = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": [seen, text]}
+    messages = [
+        {"role": "user", "content": [text, linked, text]},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+
+    asked, _, given = convert_messages(None, messages).messages
+
+    shown = GivenImage("messages[0].content[1]", Origin(address="https://a.example/b.png"))
+    assert asked["content"] == [text, shown, text]
+    of_result = GivenImage("messages[2].content[0].content[0]", Origin(data="eA"))
+    assert given["content"] == [{"type": "text", "text": "Error:"}, of_result, text]
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        (None, "source"),
+        ({"type": "base64"}, "source.data"),
+        ({"type": "base64", "data": 1}, "source.data"),
+        ({"type": "url"}, "source.url"),
+        ({"type": "url", "url": "gopher://x"}, "url"),
+        ({"type": "file", "file_id": "f"}, "file"),
+        ({"type": "other"}, "source.type"),
+    ],
+)
+def test_malformed_pictures_are_named(source: Any, place: str) -> None:
+    block = {"type": "image", "source": source}
+    with pytest.raises(UserInputError, match=rf"content\[0\].*{place}"):
+        convert_messages(None, [{"role": "user", "content": [block]}])
 
 
 NAMES = ["type", "role", "content", "text", "id", "name", "input", "tool_use_id", "is_error"]

@@ -147,6 +147,9 @@ def make_answer_request(
         call_id_form=_CALL_ID_FORM,
         origins=chat.origins,
         num_entries=len(body.messages),
+        image_settings=body.mm_processor_kwargs,
+        moves_images=True,
+        cache_salt=body.cache_salt,
     )
     stop = body.stop_sequences if isinstance(body, MessagesRequest) else None
     sampling = sampling_of(

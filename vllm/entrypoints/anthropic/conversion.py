@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from vllm.entrypoints.given_images import read_image_part
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.multimodal.reader import GivenImage
+from vllm.multimodal.sources import Origin
 from vllm.tokenizers.breakpoints import Breakpoint, read_cache_control
 from vllm.tokenizers.tool_calls import read_arguments
 
@@ -48,7 +51,7 @@ def convert_messages(
 
     Raises:
         UserInputError: A message or a block is malformed, or there are too many marks.
-        UnsupportedFeatureError: A block holds what is not served, such as an image.
+        UnsupportedFeatureError: A block holds what is not served, such as a document.
     """
     if not messages:
         raise UserInputError("messages is empty: give at least one message.", "messages")
@@ -150,8 +153,8 @@ class _Converter:
     def _add_texts(self, role: str, blocks: list[tuple[str, Mapping[str, Any]]]) -> None:
         if not blocks:
             return
-        texts = [_text_of(place, block) for place, block in blocks]
-        first = self.chat.add_message(role, texts, joins=role == "user")
+        parts = [_part_of(place, block, role) for place, block in blocks]
+        first = self.chat.add_message(role, parts, joins=role == "user")
         for i, (place, block) in enumerate(blocks, first):
             self._mark_block(place, block, i)
 
@@ -163,10 +166,11 @@ class _Converter:
                 f"is {call_id[:60]!r}: no tool_use block before it has this id",
             )
         blocks = _as_blocks(f"{where}.content", block.get("content") or "")
-        texts = [_text_of(place, part) for place, part in blocks] or [""]
+        parts = [_part_of(place, part, "user") for place, part in blocks] or [""]
         if block.get("is_error") is True:
-            texts[0] = f"Error: {texts[0]}"
-        self.chat.add_tool_result(call_id, texts)
+            is_text = isinstance(parts[0], str)
+            parts[:1] = [f"Error: {parts[0]}"] if is_text else ["Error:", parts[0]]
+        self.chat.add_tool_result(call_id, parts)
         self._mark_block(where, block, None)
 
     def _add_assistant_block(self, where: str, block: Mapping[str, Any]) -> None:
@@ -227,11 +231,29 @@ def _kind(where: str, block: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def _text_of(where: str, block: Mapping[str, Any]) -> str:
+def _part_of(where: str, block: Mapping[str, Any], role: str) -> str | GivenImage:
     kind = _kind(where, block)
+    if kind == "image" and role == "user":
+        return _image_of(where, block)
     if kind != "text":
-        _unsupported(where, kind, "text")
+        _unsupported(where, kind, "text or image" if role == "user" else "text")
     return _string(where, block, "text")
+
+
+def _image_of(where: str, block: Mapping[str, Any]) -> GivenImage:
+    """A picture; its media type is not asked, as its bytes say it."""
+    source = block.get("source")
+    if not isinstance(source, Mapping):
+        _refuse(f"{where}.source", "must be an object with a type")
+    kind = source.get("type")
+    if kind == "base64":
+        return GivenImage(where, Origin(data=_string(f"{where}.source", source, "data")))
+    if kind == "url":
+        url = {"type": "image_url", "image_url": _string(f"{where}.source", source, "url")}
+        return read_image_part(where, url)
+    if kind == "file":
+        _refuse(f"{where}.source", "names a stored file, and none are stored for pictures")
+    _refuse(f"{where}.source.type", f"is {str(kind)[:60]!r}: use base64 or url")
 
 
 def _string(where: str, block: Mapping[str, Any], name: str) -> str:

@@ -5,7 +5,7 @@ from vllm.utils.argparse_utils import IgnoredFlag
 _ONE_MACHINE = "the workers are on this machine and find each other"
 _NO_COMPILER = "nothing is compiled, and answers do not depend on it"
 _NO_GRAPHS = "no graphs are captured on a CPU, and answers do not depend on it"
-_NO_MEDIA = "only text is served"
+_OWN_MEDIA = "pictures are read one way, and answers do not depend on it"
 _NO_MOE_KERNELS = "experts are computed one way, and answers do not depend on it"
 _OWN_CHUNKS = "the scheduler shares out a step's tokens its own way"
 _LOG_ONLY = "it would only change what is logged"
@@ -33,7 +33,7 @@ IGNORED_SERVE_FLAGS = (
     _value(_OWN_CHUNKS, "--long-prefill-token-threshold"),
     _value(_OWN_CHUNKS, "--max-long-partial-prefills"),
     _value(_OWN_CHUNKS, "--max-num-partial-prefills"),
-    _switch(_NO_MEDIA, "--disable-chunked-mm-input"),
+    _switch(_OWN_MEDIA, "--disable-chunked-mm-input"),
     # Model and weights.
     _switch("no code of a model is ever run", "--trust-remote-code"),
     _value("no code of a model is ever run", "--code-revision"),
@@ -71,17 +71,10 @@ IGNORED_SERVE_FLAGS = (
     _switch(_ONE_MACHINE, "--enable-dbo"),
     _switch(_ONE_MACHINE, "--ray-workers-use-nsight"),
     # Media.
-    _value(_NO_MEDIA, "--limit-mm-per-prompt"),
-    _value(_NO_MEDIA, "--media-io-kwargs"),
-    _value(_NO_MEDIA, "--mm-processor-kwargs"),
-    _value(_NO_MEDIA, "--mm-processor-cache-gb"),
-    _value(_NO_MEDIA, "--mm-processor-cache-type"),
-    _value(_NO_MEDIA, "--mm-encoder-tp-mode"),
-    _value(_NO_MEDIA, "--allowed-local-media-path"),
-    _value(_NO_MEDIA, "--allowed-media-domains"),
-    _switch(_NO_MEDIA, "--skip-mm-profiling"),
-    _switch(_NO_MEDIA, "--language-model-only"),
-    _switch(_NO_MEDIA, "--interleave-mm-strings"),
+    _value(_OWN_MEDIA, "--mm-processor-cache-type"),
+    _value(_OWN_MEDIA, "--mm-encoder-tp-mode"),
+    _switch(_OWN_MEDIA, "--skip-mm-profiling"),
+    _switch(_OWN_MEDIA, "--interleave-mm-strings"),
     # Logs and measurements.
     _switch(_LOG_ONLY, "--enable-log-outputs"),
     _switch(_LOG_ONLY, "--enable-log-deltas"),

@@ -13,7 +13,7 @@ from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
 from vllm.entrypoints.openai.held_prefixes import forget_held, merge_held
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
-from vllm.entrypoints.openai.prompts import tokenize_prompts
+from vllm.entrypoints.openai.prompts import TokenizedPrompt, tokenize_prompts
 from vllm.entrypoints.openai.protocol.fields import check_extra_fields
 from vllm.entrypoints.openai.protocol.requests import CachePrefixRequest, EndSessionRequest
 from vllm.entrypoints.openai.routes import Context
@@ -101,7 +101,8 @@ async def keep_prefix(body: CachePrefixRequest, request: Request, context: Conte
     hit its tokens, down to a multiple of the smallest hit. Models without window caches keep
     prefixes by their last use alone.
     """
-    token_ids = await _tokenize(body, context)
+    prompt = await _tokenize(body, context)
+    token_ids = prompt.token_ids
     seconds = _seconds(body)
     name = f"prefix-{uuid.uuid4().hex[:16]}"
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -116,6 +117,7 @@ async def keep_prefix(body: CachePrefixRequest, request: Request, context: Conte
             token_ids,
             params,
             options.replace(data_parallel_rank=rank),
+            images=prompt.images,
         )
         for rank in context.engine.living_ranks
     ]
@@ -144,7 +146,7 @@ def _seconds(body: CachePrefixRequest) -> float:
     return math.inf if body.ttl is None else float(body.ttl)
 
 
-async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[int]:
+async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> TokenizedPrompt:
     context.served_model.resolve_name(body.model)
     check_extra_fields(body.model_extra)
     given = [value for value in (body.messages, body.prompt, body.tokens) if value is not None]
@@ -161,12 +163,19 @@ async def _tokenize(body: CachePrefixRequest, context: ServingContext) -> list[i
         )
         if len(prompts) != 1:
             raise UserInputError("prompt must be one text or one list of token ids.", "prompt")
-        return prompts[0].token_ids
+        return prompts[0]
     kwargs = {**context.args.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     options = ChatOptions(add_generation_prompt=False, template_kwargs=kwargs)
     tools = parse_tools(body.tools)
-    task = ChatTask(body.messages, options, tools, parse_tool_choice(None, tools))
-    return (await prepare_chat(task, context)).prompt.token_ids
+    task = ChatTask(
+        body.messages,
+        options,
+        tools,
+        parse_tool_choice(None, tools),
+        image_settings=body.mm_processor_kwargs,
+        cache_salt=body.cache_salt,
+    )
+    return (await prepare_chat(task, context)).prompt
 
 
 async def _compute(jobs: Sequence[Job], context: ServingContext) -> None:

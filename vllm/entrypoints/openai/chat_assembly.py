@@ -31,29 +31,29 @@ class ChatAssembler:
         """Where the message of the latest item stands."""
         return len(self.messages) - 1
 
-    def add_message(self, role: str, texts: Sequence[str], *, joins: bool = False) -> int:
+    def add_message(self, role: str, parts: Sequence[Any], *, joins: bool = False) -> int:
         """Append a message of another role than the assistant's.
 
         Args:
             role: "system", "developer" or "user".
-            texts: Its parts.
+            parts: Its texts and pictures (``GivenImage``).
             joins: Whether they go into a message of the same role right before.
 
         Returns:
             How many parts stand before them in their message.
         """
         self._stage = None
-        before: list[str] = []
+        before: list[Any] = []
         if joins and self.messages and self.messages[-1]["role"] == role:
-            before = _texts_of(self.messages.pop()["content"])
-        self.messages.append({"role": role, "content": as_content([*before, *texts])})
+            before = _parts_of(self.messages.pop()["content"])
+        self.messages.append({"role": role, "content": as_content([*before, *parts])})
         return len(before)
 
-    def add_tool_result(self, call_id: str, texts: Sequence[str]) -> None:
-        """Append what a call gave."""
+    def add_tool_result(self, call_id: str, parts: Sequence[Any]) -> None:
+        """Append what a call gave: texts and pictures."""
         self._stage = None
         self.messages.append(
-            {"role": "tool", "tool_call_id": call_id, "content": as_content(texts)}
+            {"role": "tool", "tool_call_id": call_id, "content": as_content(parts)}
         )
 
     def add_reasoning(self, text: str) -> None:
@@ -102,12 +102,14 @@ class ChatAssembler:
         return self.messages[-1]
 
 
-def as_content(texts: Sequence[str]) -> str | list[dict[str, str]]:
-    """Return texts as a message's content: a plain one where there is one."""
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts]
+def as_content(parts: Sequence[Any]) -> str | list[Any]:
+    """Return texts and pictures as a message's content: a plain text where there is one."""
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
-def _texts_of(content: str | list[dict[str, str]]) -> list[str]:
-    return [content] if isinstance(content, str) else [part["text"] for part in content]
+def _parts_of(content: str | list[Any]) -> list[Any]:
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] if isinstance(part, dict) else part for part in content]

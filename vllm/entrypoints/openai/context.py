@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.state import ServerState
 from vllm.entrypoints.openai.text_workers import TextWorkers
 from vllm.entrypoints.pooling.plan import VectorPlan
 from vllm.exceptions import ModelNotFoundError
+from vllm.multimodal.image_input import NO_IMAGES, ImageInput
 from vllm.parser.registry import ParserChoice
 from vllm.tokenizers import ChatEncoder, Tokenizer
 from vllm.v1.engine.generation_defaults import answer_limit, sampling_defaults
@@ -182,4 +183,5 @@ class ServingContext:
     parsers: ParserChoice
     client_metrics: ClientMetrics
     vectors: VectorPlan
+    images: ImageInput = NO_IMAGES
     workers: TextWorkers = field(default_factory=TextWorkers)

@@ -11,6 +11,7 @@ from vllm.entrypoints.openai.field_names import NO_NAMES, fields_named, name_fie
 from vllm.entrypoints.openai.state import ServerState
 from vllm.exceptions import EngineDeadError, EngineError
 from vllm.inputs import TokensPrompt
+from vllm.multimodal.inputs import ImageFeature
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.data_parallel.predictions import Prediction
@@ -56,6 +57,7 @@ class Job:
     params: SamplingParams
     options: RequestOptions = NO_OPTIONS
     part: CallPart | None = None
+    images: tuple[ImageFeature, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class EngineStream:
 
     def _submission(self, index: int) -> Submission:
         job = self._jobs[index]
-        prompt = TokensPrompt(prompt_token_ids=job.token_ids)
+        prompt = TokensPrompt(prompt_token_ids=job.token_ids, images=job.images)
         return Submission(
             job.request_id, prompt, job.params, _JobSink(self, index), job.options, job.part
         )

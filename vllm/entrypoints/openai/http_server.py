@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.batch.wiring import batches_stopped, start_batches
+from vllm.entrypoints.image_setup import make_image_input
 from vllm.entrypoints.openai.app import build_app, list_routes
 from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.context import ServingContext, make_served_model
@@ -286,6 +287,7 @@ def start_context(
         write_calls=CALL_WRITERS.get(parsers.tools),
     )
     plan = find_plan(model, tokenizer)
+    images = make_image_input(config)
     if encoder.ignores_tools and args.tool_call_parser not in (None, "", NONE):
         _check_described_tools(parsers.tools)
 
@@ -308,6 +310,7 @@ def start_context(
             parsers=parsers,
             client_metrics=metrics,
             vectors=plan,
+            images=images,
         )
 
     return finish

@@ -10,6 +10,7 @@ from vllm.entrypoints.openai.sampling import check_token_id
 from vllm.entrypoints.openai.text_workers import TextWorkers
 from vllm.exceptions import ContextLengthError, UserInputError
 from vllm.inputs import MAX_CACHE_BOUNDARIES
+from vllm.multimodal.inputs import ImageFeature
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.input_processor import truncate_prompt
 
@@ -28,6 +29,7 @@ class TokenizedPrompt:
         cache_ttls: For some of them, seconds to keep what lies before at least.
         marked_until: The last place that its client marked; 0: none.
         insert_end: Where ends what may be left in the cache; None: nowhere.
+        images: Its pictures, in their order.
     """
 
     token_ids: list[int]
@@ -36,6 +38,7 @@ class TokenizedPrompt:
     cache_ttls: Mapping[int, float] = field(default_factory=dict)
     marked_until: int = 0
     insert_end: int | None = None
+    images: tuple[ImageFeature, ...] = ()
 
     def with_breakpoints(self, offsets: Mapping[int, float | None]) -> "TokenizedPrompt":
         """Return the prompt with what a client marked before what its format tells.
@@ -174,7 +177,15 @@ def truncate(
     kept = truncate_prompt(
         prompt.token_ids, wanted, served_model.max_model_len, max_tokens or 1, side
     )
-    return prompt if len(kept) == len(prompt.token_ids) else TokenizedPrompt(kept)
+    if len(kept) == len(prompt.token_ids):
+        return prompt
+    if prompt.images:
+        raise UserInputError(
+            f"truncate_prompt_tokens={wanted} would cut a prompt of {len(prompt.token_ids)} tokens "
+            "with pictures: leave it out, or send fewer messages.",
+            "truncate_prompt_tokens",
+        )
+    return TokenizedPrompt(kept)
 
 
 def unread_limit(request: SamplingRequest, served_model: ServedModel) -> int | None:

@@ -194,6 +194,7 @@ def make_stream(
                 cache_ttls=dict(prompt.cache_ttls),
                 cache_insert_end=prompt.insert_end,
             ),
+            images=prompt.images,
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -202,6 +202,8 @@ async def _check(
         parallel,
         breakpoints=with_ttl(marks, hints.ttl_s),
         has_form=has_form,
+        image_settings=body.mm_processor_kwargs,
+        cache_salt=body.cache_salt,
     )
     with fields_named(names):
         prepared = await prepare_chat(task, context, unread_limit(body, served_model))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,12 +10,16 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vllm.entrypoints.image_prompts import place_images, read_prompt_images
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.echoed_text import EchoedText
 from vllm.entrypoints.openai.engine_stream import EngineStream
+from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
+from vllm.entrypoints.openai.pipeline.images import scope_of
 from vllm.entrypoints.openai.prompts import (
     TokenizedPrompt,
+    split_prompts,
     tokenize_prompts,
     truncate,
     unread_limit,
@@ -31,6 +36,7 @@ from vllm.entrypoints.openai.sampling import (
     LogprobsOptions,
     check_logprobs,
     check_request,
+    check_token_id,
     make_sampling_params,
     resolve_max_tokens,
 )
@@ -196,14 +202,17 @@ async def _check(
     num_prompt_top = check_logprobs(body.prompt_logprobs, served_model, "prompt_logprobs")
     if body.echo and num_top is not None:
         num_prompt_top = num_top if num_prompt_top is None else max(num_top, num_prompt_top)
-    prompts = await tokenize_prompts(
-        context.tokenizer,
-        body.prompt,
-        served_model.vocab_size,
-        body.add_special_tokens is not False,
-        workers=context.workers,
-        max_tokens=unread_limit(body, served_model),
-    )
+    if body.multi_modal_data:
+        prompts = [await _read_pictures(body, context)]
+    else:
+        prompts = await tokenize_prompts(
+            context.tokenizer,
+            body.prompt,
+            served_model.vocab_size,
+            body.add_special_tokens is not False,
+            workers=context.workers,
+            max_tokens=unread_limit(body, served_model),
+        )
     if body.cache_boundaries:
         marks = tuple(body.cache_boundaries)
         prompts = [replace(prompt, cache_boundaries=marks) for prompt in prompts]
@@ -223,6 +232,37 @@ async def _check(
         n=1 if body.n is None else body.n,
         logprobs_options=LogprobsOptions(num_top, num_prompt_top),
     )
+
+
+async def _read_pictures(body: CompletionRequest, context: ServingContext) -> TokenizedPrompt:
+    """The prompt of a request with pictures, of which there may be one."""
+    given = read_prompt_images(body.multi_modal_data, body.multi_modal_uuids)
+    context.images.check(given, "multi_modal_data")
+    prompts = split_prompts(body.prompt)
+    if len(prompts) != 1:
+        raise UserInputError(
+            f"multi_modal_data comes with {len(prompts)} prompts: send one prompt at a time.",
+            "multi_modal_data",
+        )
+    family, (prompt,) = context.images.family, prompts
+    if not isinstance(prompt, str):
+        for token_id in prompt:
+            check_token_id(token_id, context.served_model.vocab_size, "prompt")
+    with fields_named({"messages": "multi_modal_data"}):
+        read = await context.images.read(given, body.mm_processor_kwargs, scope_of(body.cache_salt))
+    if family is None:
+        raise UserInputError("multi_modal_data names no picture.", "multi_modal_data")
+    place = partial(
+        place_images,
+        prompt,
+        read,
+        family,
+        context.tokenizer,
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    token_ids, images = await context.workers.run(len(prompt), lambda _: place())
+    text = prompt if isinstance(prompt, str) else None
+    return TokenizedPrompt(token_ids, text, images=images)
 
 
 async def _collect(request: _Completion, stream: EngineStream) -> bytes:

@@ -49,7 +49,13 @@ async def _token_ids(body: TokenizeRequest, context: ServingContext) -> list[int
         add_special_tokens=bool(body.add_special_tokens),
     )
     tools = parse_tools(body.tools)
-    task = ChatTask(body.messages or [], options, tools, parse_tool_choice(None, tools))
+    task = ChatTask(
+        body.messages or [],
+        options,
+        tools,
+        parse_tool_choice(None, tools),
+        image_settings=body.mm_processor_kwargs,
+    )
     return (await prepare_chat(task, context)).prompt.token_ids
 
 

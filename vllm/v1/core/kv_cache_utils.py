@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from vllm import envs
+from vllm.multimodal.identity import is_identity
 from vllm.native.prefix_hash import find_hash_chain
 from vllm.utils.hashing import BlockHash
 from vllm.v1.core.layout.config_builder import (
@@ -200,7 +201,8 @@ def event_extra_keys(
 ) -> list[tuple[Any, ...] | None]:
     """Return ``generate_block_hash_extra_keys`` of blocks, the salt replaced by its digest.
 
-    Whoever knows a salt can share its owner's prefixes: it must not leave the process.
+    Whoever knows a salt can share its owner's prefixes: it must not leave the process. An item's
+    identity confirms a guess of what it is: under a salt, its name depends on the salt too.
 
     Args:
         request: The request.
@@ -213,6 +215,11 @@ def event_extra_keys(
     mm_idx = 0
     for start in starts:
         keys, mm_idx = _extra_keys(request, start, start + num_tokens, mm_idx, public_salt)
+        if salt and keys is not None and request.mm_features:
+            keys = tuple(
+                (_salted_name(key[0], salt), key[1]) if isinstance(key, tuple) else key
+                for key in keys
+            )
         extra_keys.append(keys)
     return extra_keys
 
@@ -220,6 +227,14 @@ def event_extra_keys(
 def salt_digest(salt: str) -> str:
     """Return how a cache salt is named in KV events: ``salt-sha256:`` and 32 hex digits."""
     return f"salt-sha256:{hashlib.sha256(salt.encode()).hexdigest()[:32]}"
+
+
+def _salted_name(identifier: str, salt: str) -> str:
+    """How an item of a salted request is named in KV events; a name that is no digest stays."""
+    if not is_identity(identifier):
+        return identifier
+    digest = hashlib.blake2b(identifier.encode(), digest_size=16, key=salt.encode()[:64])
+    return f"mm-sha256:{digest.hexdigest()}"
 
 
 def _extra_keys(
@@ -282,15 +297,13 @@ def get_request_block_hasher(
         parent = known[-1] if known else NONE_HASH
         # A request that goes on behind its first blocks is past all items but the last.
         mm_idx = -1 if known else 0
-        every_block_has_keys = (
-            request.lora_request is not None
-            or bool(request.mm_features)
-            or request.prompt_embeds is not None
-        )
+        every_block_has_keys = request.lora_request is not None or request.prompt_embeds is not None
         hashes: list[BlockHash] = []
         end = num_tokens // block_size * block_size
-        # A salt is a key of the first block alone.
-        while start < end and (every_block_has_keys or start == 0):
+        # A salt is a key of the first block alone, an item of the blocks that it lies in.
+        last_item = request.mm_features[-1].mm_position if request.mm_features else None
+        keys_end = 1 if last_item is None else last_item.offset + last_item.length
+        while start < end and (every_block_has_keys or start < keys_end):
             parent, mm_idx = hash_one(request, parent, start, mm_idx)
             hashes.append(parent)
             start += block_size

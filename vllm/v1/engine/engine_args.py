@@ -6,6 +6,7 @@ Everything wrong is told here, before weights load and without torch.
 import argparse
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from vllm.config.kv_transfer import (
 )
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
+from vllm.config.multimodal import MultiModalConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.options import (
     POSITIVE,
@@ -334,6 +336,14 @@ class EngineArgs:
     )
     logging_config: str | None = option_of(ObservabilityConfig, "logging_config")
 
+    limit_mm_per_prompt: Mapping[str, Any] = option_of(MultiModalConfig, "limit_mm_per_prompt")
+    mm_processor_kwargs: Mapping[str, Any] = option_of(MultiModalConfig, "mm_processor_kwargs")
+    media_io_kwargs: Mapping[str, Any] = option_of(MultiModalConfig, "media_io_kwargs")
+    allowed_media_domains: tuple[str, ...] = option_of(MultiModalConfig, "allowed_media_domains")
+    allowed_local_media_path: str | None = option_of(MultiModalConfig, "allowed_local_media_path")
+    language_model_only: bool = option_of(MultiModalConfig, "language_model_only")
+    mm_processor_cache_gb: float = option_of(MultiModalConfig, "mm_processor_cache_gb")
+
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
         """Add the engine's flags."""
@@ -378,6 +388,7 @@ class EngineArgs:
             kv_events_config=self._make_kv_events_config(),
             kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
+            multimodal_config=MultiModalConfig(**values_for(MultiModalConfig, self)),
         )
         # The engine core looks again, but only seconds later.
         KVConnectorFactory.check_before_load(config)

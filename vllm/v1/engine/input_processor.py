@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.exceptions import ContextLengthError, TextLengthError, UserInputError
 from vllm.inputs import PromptType, TextPrompt, TokensPrompt
+from vllm.multimodal.inputs import ImageFeature
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.generation_defaults import answer_limit, sampling_defaults
@@ -25,6 +26,7 @@ class ParsedPrompt:
     token_ids: list[int]
     text: str | None
     options: RequestOptions = NO_OPTIONS
+    images: tuple[ImageFeature, ...] = ()
 
 
 class InputProcessor:
@@ -109,7 +111,12 @@ class InputProcessor:
             cache_boundaries=list(prompt.get("cache_boundaries") or ()),
             cache_ttls=dict(prompt.get("cache_ttls") or {}),
         )
-        return ParsedPrompt(list(token_ids), text, options)
+        images = tuple(prompt.get("images") or ())
+        if not all(isinstance(image, ImageFeature) for image in images):
+            raise UserInputError(
+                "prompt.images takes pictures that were read: use multi_modal_data.", "prompt"
+            )
+        return ParsedPrompt(list(token_ids), text, options, images)
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -121,24 +128,43 @@ class InputProcessor:
             raise UserInputError("The prompt is empty: give at least one token.", "prompt")
         return self._tokenizer.encode(text)
 
-    def _check_prompt(self, token_ids: list[int], *, has_answer: bool = True) -> None:
+    def _check_prompt(
+        self,
+        token_ids: list[int],
+        images: Sequence[ImageFeature] = (),
+        *,
+        has_answer: bool = True,
+    ) -> None:
         if not token_ids:
             raise UserInputError("The prompt is empty: give at least one token.", "prompt")
         if set(map(type, token_ids)) != {int}:
             raise UserInputError("prompt_token_ids must be whole numbers.", "prompt")
         self._check_ids("prompt", token_ids)
-        if not self._placeholders.isdisjoint(token_ids):
-            found = next(i for i in token_ids if i in self._placeholders)
-            raise UserInputError(
-                f"prompt holds the token id {found}, in whose place an image, audio or video "
-                "belongs: only text is served, so leave it out.",
-                "prompt",
-            )
+        self._check_placeholders(token_ids, images)
         limit = self.max_model_len
         if has_answer and len(token_ids) >= limit:
             raise ContextLengthError(len(token_ids), limit)
         if len(token_ids) > limit:
             raise TextLengthError(len(token_ids), limit)
+
+    def _check_placeholders(self, token_ids: Sequence[int], images: Sequence[ImageFeature]) -> None:
+        """Refuse ids in whose places pictures and the like belong, where there is none."""
+        at = 0
+        for image in (*images, None):
+            begin = len(token_ids) if image is None else image.offset
+            if begin < at:
+                raise UserInputError("The pictures of a prompt must be in its order.", "prompt")
+            between = token_ids[at:begin] if images else token_ids
+            if not self._placeholders.isdisjoint(between):
+                found = next(i for i in between if i in self._placeholders)
+                raise UserInputError(
+                    f"prompt holds the token id {found}, in whose place an image, audio or video "
+                    "belongs, and none is given for it: leave it out.",
+                    "prompt",
+                )
+            at = begin if image is None else image.end
+        if at > len(token_ids):
+            raise UserInputError("A picture of the prompt lies behind its end.", "prompt")
 
     def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
         size = self._vocab_size
@@ -212,6 +238,11 @@ class InputProcessor:
         )
         if len(kept) == len(prompt.token_ids):
             return prompt
+        if prompt.images:
+            raise UserInputError(
+                "truncate_prompt_tokens would cut a prompt with pictures: leave it out.",
+                "truncate_prompt_tokens",
+            )
         # Offsets were those of the whole prompt.
         options = prompt.options.replace(cache_boundaries=[], cache_ttls={})
         return ParsedPrompt(kept, None, options)
@@ -242,9 +273,9 @@ class InputProcessor:
         told = options.over(prompt.options)
         headers = told.trace_headers
         told = told.replace(trace_headers=dict(headers) if headers else None)
-        prompt = self._truncate(ParsedPrompt(prompt.token_ids, prompt.text, told), params)
+        prompt = self._truncate(replace(prompt, options=told), params)
         pooling = prompt.options.pooling
-        self._check_prompt(prompt.token_ids, has_answer=pooling is None)
+        self._check_prompt(prompt.token_ids, prompt.images, has_answer=pooling is None)
         prompt.options.check(has_priorities=self._is_priority, num_cores=self._num_cores)
         prompt.options.check_offsets(len(prompt.token_ids))
         if pooling is None:
@@ -259,6 +290,7 @@ class InputProcessor:
             sampling_params=params,
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             options=prompt.options,
+            images=list(prompt.images),
         )
 
 

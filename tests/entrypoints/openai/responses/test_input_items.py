@@ -149,7 +149,7 @@ def test_malformed_items_are_named(value: Any, message: str) -> None:
     "item",
     [
         {"type": "hologram", "call_id": "c"},
-        {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+        {"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]},
         {"role": "user", "content": [{"type": "input_file", "file_id": "x"}]},
     ],
 )

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from vllm.exceptions import UserInputError
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 _FIELD = "kv_transfer_params"
 _MAX_TOKENS = 2**40
@@ -141,8 +142,23 @@ def _check(prefix: RemotePrefix) -> None:
         )
 
 
-def digest_prompt(token_ids: Sequence[int], cache_salt: str | None) -> str:
-    """Return a digest of a prefix: two requests with the same one may share its rows."""
+def digest_prompt(
+    token_ids: Sequence[int],
+    cache_salt: str | None,
+    mm_features: Sequence[MultiModalFeatureSpec] = (),
+) -> str:
+    """Return a digest of a prefix: two requests with the same one may share its rows.
+
+    Args:
+        token_ids: Of the prefix.
+        cache_salt: Of the request.
+        mm_features: Of the request; those that begin in the prefix count, each as a whole.
+    """
     digest = sha256(repr(cache_salt).encode())
     digest.update(array("q", token_ids).tobytes())
+    for feature in mm_features:
+        if feature.mm_position.offset < len(token_ids):
+            # Two pictures of one size have equal tokens.
+            place = feature.mm_position
+            digest.update(repr((feature.identifier, place.offset, place.length)).encode())
     return digest.hexdigest()

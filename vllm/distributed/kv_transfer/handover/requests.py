@@ -83,7 +83,7 @@ class Taking:
                 _FIELD,
             )
         token_ids = request.all_token_ids[:num_tokens]
-        if digest_prompt(token_ids, request.cache_salt) != prefix.digest:
+        if digest_prompt(token_ids, request.cache_salt, request.mm_features) != prefix.digest:
             raise UserInputError(
                 f"{_FIELD} belong to another prompt, or to another cache_salt: send the request "
                 "that the prefilling server answered.",
@@ -188,7 +188,7 @@ class Giving:
             return dict(NOTHING_HELD)
         prefix, blocks = found
         token_ids = request.all_token_ids[: blocks.num_tokens]
-        digest = digest_prompt(token_ids, request.cache_salt)
+        digest = digest_prompt(token_ids, request.cache_salt, request.mm_features)
         return replace(prefix, digest=digest).to_params(blocks.block_ids)
 
     def hold(

@@ -22,6 +22,7 @@ from vllm.entrypoints.openai.diagnosis.fingerprint import (
 )
 from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, PreparedChat
 from vllm.exceptions import UserInputError
+from vllm.multimodal.comparison import comparable_ids
 from vllm.tokenizers import ChatEncoder, ChatOptions
 from vllm.tokenizers.chat_tools import ToolSpec
 
@@ -112,7 +113,8 @@ def compare(old: Fingerprint, new: NewRequest) -> Comparison:
     Encodes the chat again, a few times, where several parts differ: call it in a thread.
     """
     own = new.fingerprint
-    num_shared = count_shared(old, new.chat.prompt.token_ids)
+    prompt = new.chat.prompt
+    num_shared = count_shared(old, comparable_ids(prompt.token_ids, prompt.images))
     return Comparison(
         num_shared=num_shared,
         num_old=old.num_tokens,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from vllm.entrypoints.openai.pipeline.chat_task import PreparedChat
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
+from vllm.multimodal.comparison import comparable_ids
 from vllm.tokenizers import ChatOptions
 
 # With 8 bytes for each of so many messages, and 4 for each mark, a fingerprint stays below 64 KiB.
@@ -105,7 +106,8 @@ def make_fingerprint(
         model: As the response names it.
         owner: See ``owner_digest``.
     """
-    task, token_ids = chat.task, chat.prompt.token_ids
+    task = chat.task
+    token_ids = comparable_ids(chat.prompt.token_ids, chat.prompt.images)
     num_system = count_system(task.messages)
     messages = task.messages[num_system:]
     stride = _find_stride(len(token_ids))
@@ -164,7 +166,12 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def count_shared(old: Fingerprint, token_ids: Sequence[int]) -> int:
-    """Return how many tokens a prompt shares with an earlier one, down to that one's stride."""
+    """Return how many tokens a prompt shares with an earlier one, down to that one's stride.
+
+    Args:
+        old: The earlier one.
+        token_ids: Of the prompt, as prompts are compared (``comparable_ids``).
+    """
     marks = np.frombuffer(old.marks, np.uint32)
     own = prefix_digests(token_ids, old.owner)[old.stride - 1 :: old.stride][: len(marks)]
     differs = np.flatnonzero(own != marks[: len(own)])

@@ -9,11 +9,14 @@ from typing import Any
 
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.field_names import fields_named
+from vllm.entrypoints.openai.pipeline.images import read_pictures
 from vllm.entrypoints.openai.prompts import TokenizedPrompt
 from vllm.entrypoints.openai.protocol.requests import SamplingRequest
 from vllm.entrypoints.openai.structured_fields import asks_for_tag, find_structured_field
 from vllm.entrypoints.openai.text_workers import count_chars
 from vllm.exceptions import UserInputError
+from vllm.inputs import MAX_CACHE_BOUNDARIES
+from vllm.multimodal.reader import ReadImage
 from vllm.parser.call_ids import with_own_ids
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.grammar_formats import ANSWER_PART, TOOLS_PART, Format, any_of, json_of, text
@@ -23,9 +26,12 @@ from vllm.parser.thought_ends import call_marks, spell_marks
 from vllm.sampling_params import ReasoningSpan, SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.breakpoints import Breakpoint, find_breakpoints
-from vllm.tokenizers.chat_messages import check_unread
+from vllm.tokenizers.chat_messages import NUM_SHARED_ENDS, check_unread
 from vllm.tokenizers.chat_tools import NO_TOOLS, ToolChoice, ToolSpec
 from vllm.v1.structured_output.limits import read_schema
+
+# Ends and beginnings of pictures that are told to the cache.
+_MAX_IMAGE_ENDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,10 @@ class ChatTask:
         origins: For each message, the place among the API's own of what it is made of; -1: it has
             none. Empty: the messages are the API's own.
         num_entries: Of the API's own messages or items; None: as many as there are messages.
+        image_settings: The request's ``mm_processor_kwargs``.
+        moves_images: Whether pictures in results of calls may go into a question behind them, where
+            the model's format shows none there.
+        cache_salt: The request's: what is remembered of pictures is not shared beyond it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -57,6 +67,9 @@ class ChatTask:
     call_id_form: str = ""
     origins: Sequence[int] = ()
     num_entries: int | None = None
+    image_settings: Mapping[str, Any] | None = None
+    moves_images: bool = False
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +144,15 @@ async def prepare_chat(
     tools = task.tools if may_call else ()
     options = replace(task.options, tools=tools, max_prompt_tokens=max_tokens)
     check_unread(context.tokenizer, task.messages, max_tokens)
-    task = replace(task, options=options, messages=with_own_ids(parsers.tools, task.messages))
+    shown = await read_pictures(
+        task.messages,
+        context,
+        task.image_settings,
+        task.cache_salt,
+        moves_results=task.moves_images,
+    )
+    options = replace(options, images=shown.images)
+    task = replace(task, options=options, messages=with_own_ids(parsers.tools, shown.messages))
     num_chars = count_chars([task.messages, [tool.function for tool in options.tools]])
     prompt, marked = await context.workers.run(
         num_chars * (1 + len(task.breakpoints)), partial(_encode, task, context.chat_encoder)
@@ -147,15 +168,24 @@ async def prepare_chat(
         may_call_in_thought=not (task.has_form or task.tool_choice.is_forced),
     )
     return PreparedChat(
-        prompt=TokenizedPrompt(prompt.token_ids, prompt.text, prompt.part_ends).with_breakpoints(
-            marked
-        ),
+        prompt=_with_pictures(prompt, shown.read).with_breakpoints(marked),
         in_reasoning=prompt.in_reasoning,
         make_parser=partial(parsers.make_parser, parse_options),
         adapt_params=partial(_adapt_params, context, task, prompt),
         task=task,
         num_said=_num_said(task.options, prompt),
     )
+
+
+def _with_pictures(prompt: ChatPrompt, images: Sequence[ReadImage]) -> TokenizedPrompt:
+    """The prompt for the engine: where pictures begin and end, others go on otherwise, too."""
+    features = tuple(images[index].at(offset) for index, offset in prompt.image_offsets)
+    places = [place for image in reversed(features) for place in (image.end, image.offset)]
+    ends = prompt.part_ends
+    places = [place for place in places if 0 < place < len(prompt.token_ids) and place not in ends]
+    shared, later = ends[:NUM_SHARED_ENDS], ends[NUM_SHARED_ENDS:]
+    boundaries = (*shared, *places[:_MAX_IMAGE_ENDS], *later)[:MAX_CACHE_BOUNDARIES]
+    return TokenizedPrompt(prompt.token_ids, prompt.text, boundaries, images=features)
 
 
 def _num_said(options: ChatOptions, prompt: ChatPrompt) -> int:

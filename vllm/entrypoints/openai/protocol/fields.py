@@ -73,7 +73,6 @@ _SHARED: Mapping[str, KnownField] = {
     "user": _FOR_ACCOUNTS,
 }
 _OF_CHATS: Mapping[str, KnownField] = {
-    "mm_processor_kwargs": _EMPTY_OBJECT,
     "media_io_kwargs": _EMPTY_OBJECT,
     "chat_template": Refused((), "start the server with --chat-template"),
     "documents": _EMPTY_LIST,

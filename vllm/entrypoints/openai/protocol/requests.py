@@ -192,6 +192,10 @@ class SamplingRequest(EngineRequest):
         None, description="Prefill apart from decode: see docs/disaggregation.md."
     )
 
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="Sizes of pictures, over those of the server: see docs/images.md."
+    )
+
     @property
     def ignored_parts(self) -> list[str]:
         """See ``EngineRequest``."""
@@ -205,6 +209,12 @@ class CompletionRequest(SamplingRequest):
     prompt: PromptField
     logprobs: Whole | None = Field(None, description="Most likely tokens to report per position.")
     echo: StrictBool | None = Field(None, description="Put the prompt in front of the answer.")
+    multi_modal_data: dict[str, Any] | None = Field(
+        None, description="image: the url of a picture for each marker in the prompt, or a list."
+    )
+    multi_modal_uuids: dict[str, Any] | None = Field(
+        None, description="image: a name for each picture, or null."
+    )
     cache_boundaries: Many[Whole] | None = Field(
         None,
         description="Offsets in tokens behind which other prompts may go on otherwise; at most 16.",
@@ -250,6 +260,7 @@ class CachePrefixRequest(_Body):
     ttl: Number | None = Field(None, description="Seconds after which the pin goes.")
     cache_salt: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class EndSessionRequest(_Body):
@@ -277,6 +288,7 @@ class TokenizeRequest(_Body):
     continue_final_message: StrictBool | None = None
     reasoning_effort: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(_Body):

@@ -220,6 +220,9 @@ def _make_answer_request(
         has_form=find_structured_field(sampling) is not None,
         origins=origins,
         num_entries=len(items),
+        image_settings=body.mm_processor_kwargs,
+        moves_images=True,
+        cache_salt=body.cache_salt,
     )
     return AnswerRequest(task, sampling, FIELD_NAMES)
 

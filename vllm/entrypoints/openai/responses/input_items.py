@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from vllm.entrypoints.given_images import read_image_part
 from vllm.entrypoints.openai.cache_hints import read_breakpoint_ttl
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
@@ -17,6 +18,7 @@ from vllm.tokenizers.tool_calls import read_arguments
 MAX_BREAKPOINTS = 16
 _INPUT_ROLES = ("user", "system", "developer")
 _TEXT_TYPES = ("input_text", "output_text", "text")
+_IMAGE = "input_image"
 _ID_PREFIX_OF_TYPE = {
     "message": "msg_",
     "reasoning": "rs_",
@@ -90,7 +92,8 @@ def _read_foreign(_where: str, item: Mapping[str, Any]) -> dict[str, Any]:
 def _read_message(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
     role = item.get("role")
     if role == "assistant":
-        texts = [part["text"] for part in _read_parts(where, item.get("content"))]
+        parts = _read_parts(where, item.get("content"), takes_images=False)
+        texts = [part["text"] for part in parts]
         content = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
         return {"role": role, "content": content}
     if role not in _INPUT_ROLES:
@@ -101,32 +104,46 @@ def _read_message(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": _read_parts(where, item.get("content"))}
 
 
-def _read_parts(where: str, content: Any) -> list[dict[str, Any]]:
+def _read_parts(where: str, content: Any, *, takes_images: bool = True) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "input_text", "text": content}]
     if not isinstance(content, list):
         _refuse(f"{where}.content", "must be a string or a list of parts")
-    return [_read_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
+    return [
+        _read_part(f"{where}.content[{i}]", part, takes_images) for i, part in enumerate(content)
+    ]
 
 
-def _read_part(where: str, part: Any) -> dict[str, Any]:
+def _read_part(where: str, part: Any, takes_images: bool) -> dict[str, Any]:
     if not isinstance(part, Mapping):
         _refuse(where, "must be an object with a type")
     kind = part.get("type")
     if kind == "refusal":
         return {"type": "input_text", "text": _text_field(where, part, "refusal")}
-    if kind not in _TEXT_TYPES:
+    read: dict[str, Any]
+    if kind == _IMAGE and takes_images:
+        read = _read_image(where, part)
+    elif kind in _TEXT_TYPES:
+        read = {"type": "input_text", "text": _text_field(where, part, "text")}
+    else:
+        known = (*_TEXT_TYPES, _IMAGE) if takes_images else _TEXT_TYPES
         raise UnsupportedFeatureError(
-            f"{where}.type={str(kind)[:60]!r} is not supported: only texts are served "
-            f"({', '.join(_TEXT_TYPES)}).",
-            "input",
+            f"{where}.type={str(kind)[:60]!r} is not supported: use {', '.join(known)}.", "input"
         )
-    read: dict[str, Any] = {"type": "input_text", "text": _text_field(where, part, "text")}
     mark = part.get("prompt_cache_breakpoint")
     if mark is not None:
         read_breakpoint_ttl(mark, f"{where}.prompt_cache_breakpoint", "input")
         read["prompt_cache_breakpoint"] = mark
     return read
+
+
+def _read_image(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    """A picture, as ``input_items`` lists it; its form is checked, its bytes are not read yet."""
+    given = read_image_part(where, part, "input")
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, Mapping) else url
+    read = {"type": _IMAGE, "image_url": url, "detail": given.detail}
+    return read if given.uuid is None else {**read, "uuid": given.uuid}
 
 
 def _read_call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +159,10 @@ def _read_call_output(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
     output = item.get("output")
     if not isinstance(output, str):
         parts = _read_parts(where, output)
-        output = [{"type": "input_text", "text": part["text"]} for part in parts]
+        output = [
+            {name: value for name, value in part.items() if name != "prompt_cache_breakpoint"}
+            for part in parts
+        ]
     return {"call_id": _text_field(where, item, "call_id"), "output": output}
 
 
@@ -216,7 +236,7 @@ def make_chat(
         chat.add_message("system", [instructions])
     origins = [-1] * len(chat.messages)
     for place, item in enumerate(items):
-        _add_item(chat, item, breakpoints)
+        _add_item(chat, place, item, breakpoints)
         origins += [place] * (len(chat.messages) - len(origins))
     if len(breakpoints) > MAX_BREAKPOINTS:
         raise UserInputError(
@@ -226,7 +246,17 @@ def make_chat(
     return chat.messages, breakpoints, origins
 
 
-def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) -> None:
+def _chat_parts(where: str, parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The texts and pictures of a content."""
+    return [
+        read_image_part(f"{where}.content[{i}]", part, "input")
+        if part["type"] == _IMAGE
+        else part["text"]
+        for i, part in enumerate(parts)
+    ]
+
+
+def _add_item(chat: ChatAssembler, place: int, item: Item, breakpoints: list[Breakpoint]) -> None:
     kind = item["type"]
     if kind == "reasoning":
         text = "".join(part["text"] for part in item["content"] or ())
@@ -240,14 +270,14 @@ def _add_item(chat: ChatAssembler, item: Item, breakpoints: list[Breakpoint]) ->
         chat.add_call(item["call_id"], name, item["arguments"])
     elif kind == "function_call_output":
         output = item["output"]
-        texts = [output] if isinstance(output, str) else [part["text"] for part in output]
-        chat.add_tool_result(item["call_id"], texts)
+        parts = [output] if isinstance(output, str) else _chat_parts(f"input[{place}]", output)
+        chat.add_tool_result(item["call_id"], parts)
     elif kind in FOREIGN:
         add_foreign(chat, item)
     elif item["role"] == "assistant":
         chat.add_text("".join(part["text"] for part in item["content"]))
     else:
-        chat.add_message(item["role"], [part["text"] for part in item["content"]])
+        chat.add_message(item["role"], _chat_parts(f"input[{place}]", item["content"]))
         for i, part in enumerate(item["content"]):
             mark = part.get("prompt_cache_breakpoint")
             if mark is not None:

@@ -1,0 +1,124 @@
+"""Pictures of prompts that are no chats: texts or token ids with a marker for each picture.
+
+    {"prompt": "<|vision_start|><|image_pad|><|vision_end|>What is this?",
+     "multi_modal_data": {"image": picture}, "multi_modal_uuids": {"image": ["a"]},
+     "mm_processor_kwargs": {"max_pixels": 400000}}
+
+A marker becomes as many soft tokens as its picture has. Token ids may have the marker's id once for
+each picture, or the soft tokens already, each picture's in one run of the right length.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.entrypoints.given_images import read_image_part
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.multimodal.families import ImageFamily
+from vllm.multimodal.inputs import ImageFeature
+from vllm.multimodal.reader import GivenImage, ReadImage
+from vllm.tokenizers import Tokenizer
+from vllm.tokenizers.image_markers import expand_markers, find_offsets
+
+_FIELD = "multi_modal_data"
+_IMAGE = "image"
+# Fields of a prompt that are about its pictures.
+IMAGE_FIELDS = (_FIELD, "multi_modal_uuids", "mm_processor_kwargs")
+
+
+def read_prompt_images(
+    data: Any, uuids: Any = None, *, from_program: bool = False
+) -> list[GivenImage]:
+    """Return the pictures that ``multi_modal_data`` names.
+
+    Args:
+        data: ``{"image": picture, or a list of them}``.
+        uuids: ``{"image": a name, or a list of names}``.
+        from_program: Whether PIL images and arrays are taken.
+
+    Raises:
+        UserInputError: It is malformed.
+        UnsupportedFeatureError: It holds other media.
+    """
+    images = _entries(data, _FIELD)
+    names = _entries(uuids, "multi_modal_uuids")
+    if names and len(names) != len(images):
+        raise UserInputError(
+            f"multi_modal_uuids has {len(names)} names for {len(images)} pictures: give one each, "
+            "or null.",
+            "multi_modal_uuids",
+        )
+    named = names or [None] * len(images)
+    given: list[GivenImage] = []
+    for i, (image, uuid) in enumerate(zip(images, named, strict=True)):
+        part = {"type": "image_url", "image_url": image, "uuid": uuid}
+        given.append(
+            read_image_part(f"{_FIELD}.image[{i}]", part, _FIELD, from_program=from_program)
+        )
+    return given
+
+
+def _entries(value: Any, field: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, Mapping):
+        raise UserInputError(f'{field} must be an object such as {{"image": ...}}.', field)
+    for name in value:
+        if name != _IMAGE and value[name]:
+            raise UnsupportedFeatureError(
+                f"{field}.{str(name)[:40]} is not served: only pictures (image) are.", field
+            )
+    found = value.get(_IMAGE)
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def place_images(
+    prompt: str | Sequence[int],
+    read: Sequence[ReadImage],
+    family: ImageFamily,
+    tokenizer: Tokenizer,
+    *,
+    add_special_tokens: bool = True,
+) -> tuple[list[int], tuple[ImageFeature, ...]]:
+    """Return a prompt's tokens with its pictures' soft tokens, and where those stand.
+
+    Args:
+        prompt: A text, or token ids.
+        read: The pictures, in their order.
+        family: How the model sees them.
+        tokenizer: The model's.
+        add_special_tokens: Whether to put around a text what the checkpoint does.
+
+    Raises:
+        UserInputError: The prompt's markers are not those of the pictures.
+    """
+    counts = [image.size.num_tokens for image in read]
+    if isinstance(prompt, str):
+        # Runs that are expanded already have no marker, or as many as they have soft tokens.
+        if prompt.count(family.text.marker) != sum(counts) or sum(counts) == len(counts):
+            prompt = expand_markers(prompt, family.text, counts)
+        token_ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+    else:
+        token_ids = _expand_ids(list(prompt), counts, family, tokenizer)
+    offsets = find_offsets(token_ids, family.placeholder_id, counts)
+    return token_ids, tuple(image.at(at) for image, at in zip(read, offsets, strict=True))
+
+
+def _expand_ids(
+    token_ids: list[int], counts: Sequence[int], family: ImageFamily, tokenizer: Tokenizer
+) -> list[int]:
+    """Put soft tokens in the places of markers; runs that are there already stay."""
+    marker = tokenizer.token_to_id(family.text.marker)
+    is_expanded = token_ids.count(family.placeholder_id) == sum(counts) != len(counts)
+    if is_expanded or marker is None or token_ids.count(marker) != len(counts):
+        return token_ids
+    expanded: list[int] = []
+    remaining = iter(counts)
+    for token_id in token_ids:
+        if token_id != marker:
+            expanded.append(token_id)
+            continue
+        text = family.text.expand(next(remaining))
+        expanded += tokenizer.encode(text, add_special_tokens=False)
+    return expanded
