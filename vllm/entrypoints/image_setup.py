@@ -1,20 +1,14 @@
 """What a served model's pictures go through, made from its configuration."""
 
-from pathlib import Path
-
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.logger import init_logger
 from vllm.multimodal.decode import MAX_PIXELS, DecodeRules
-from vllm.multimodal.families import QWEN_CPU_TOKENS
 from vllm.multimodal.fetch import ImageFetcher
-from vllm.multimodal.image_input import NO_IMAGES, ImageInput
+from vllm.multimodal.image_input import ImageInput
 from vllm.multimodal.reader import ImageReader
-from vllm.platforms.resolve import get_current_platform
 
 logger = init_logger(__name__)
-
-_WEIGHTS = (".safetensors", ".gguf", ".bin")
 
 
 def make_image_input(config: VllmConfig) -> ImageInput:
@@ -26,27 +20,19 @@ def make_image_input(config: VllmConfig) -> ImageInput:
     model, settings = config.model_config, config.multimodal_config
     family = model.image_family
     if family is None:
-        return NO_IMAGES
-    if settings.language_model_only:
-        return ImageInput(why_none="it was started with --language-model-only")
-    if not settings.max_images:
-        return ImageInput(why_none="it was started with --limit-mm-per-prompt image=0")
-    is_cpu = get_current_platform().device_type == "cpu"
-    usual = family.for_cpu() if is_cpu else family
+        return ImageInput(why_none=model.no_images_reason)
     try:
-        sizes = usual.sizes.with_settings(settings.mm_processor_kwargs)
+        sizes = family.sizes.with_settings(settings.mm_processor_kwargs)
     except UserInputError as error:
         raise ConfigError(f"--mm-processor-kwargs: {error}") from error
-    if usual != family and sizes == usual.sizes:
-        logger.info(
-            "Pictures become at most %d tokens each: a processor reads 2,000 in a minute or two "
-            "(--mm-processor-kwargs raises it).",
-            QWEN_CPU_TOKENS,
-        )
+    logger.info(
+        "A photo of 12 million pixels becomes %d tokens (--mm-processor-kwargs, docs/images.md).",
+        sizes.fit(4000, 3000).num_tokens,
+    )
     reader = ImageReader(
         family,
         sizes,
-        _describe_weights(model.path, str(model.dtype)),
+        f"{model.tower_fingerprint}|{model.dtype}",
         rules=DecodeRules(
             max_pixels=settings.max_image_pixels or MAX_PIXELS, background=settings.background
         ),
@@ -55,13 +41,3 @@ def make_image_input(config: VllmConfig) -> ImageInput:
         memo_bytes=settings.memo_bytes,
     )
     return ImageInput(family, reader, settings.max_images)
-
-
-def _describe_weights(path: str | None, dtype: str) -> str:
-    """What tells a checkpoint's tower from others, alike on every machine that has its files."""
-    if path is None:
-        return dtype
-    place = Path(path)
-    files = [place] if place.is_file() else sorted(place.iterdir())
-    named = [f"{f.name}:{f.stat().st_size}" for f in files if f.suffix in _WEIGHTS]
-    return "|".join((dtype, *named))

@@ -27,7 +27,7 @@ class ImageInput:
     family: ImageFamily | None = None
     reader: ImageReader | None = None
     max_images: int = 0
-    why_none: str = "this model has no eyes that are served"
+    why_none: str = "the model has no tower for pictures"
 
     def check(self, given: Sequence[GivenImage], param: str = "messages") -> None:
         """Refuse pictures where there may be none, or fewer.

@@ -388,7 +388,7 @@ class EngineArgs:
             kv_events_config=self._make_kv_events_config(),
             kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
-            multimodal_config=MultiModalConfig(**values_for(MultiModalConfig, self)),
+            multimodal_config=self._make_multimodal_config(),
         )
         # The engine core looks again, but only seconds later.
         KVConnectorFactory.check_before_load(config)
@@ -467,8 +467,13 @@ class EngineArgs:
         )
 
     def _find_images(self, parsed: Any, checkpoint: ResolvedCheckpoint) -> ServedImages:
+        settings = self._make_multimodal_config()
         obstacle = ""
-        if self.tensor_parallel_size > 1:
+        if settings.language_model_only:
+            obstacle = "the server was started with --language-model-only"
+        elif not settings.max_images:
+            obstacle = "the server was started with --limit-mm-per-prompt image=0"
+        elif self.tensor_parallel_size > 1:
             obstacle = "pictures are not read by several workers (tensor_parallel_size)"
         elif find_plugin_platform() is not None or is_cuda_available():
             obstacle = "pictures are read on a CPU only"
@@ -479,6 +484,9 @@ class EngineArgs:
             is_drawn=self.load_format == "dummy",
             seed=self.seed,
         )
+
+    def _make_multimodal_config(self) -> MultiModalConfig:
+        return MultiModalConfig(**values_for(MultiModalConfig, self))
 
     def _make_parallel_config(self, model_config: ModelConfig) -> ParallelConfig:
         config = ParallelConfig(**values_for(ParallelConfig, self))
