@@ -14,6 +14,9 @@ class _HasImageTower(Protocol):
     @property
     def image_family(self) -> ImageFamily | None: ...
 
+    @property
+    def max_picture_tokens(self) -> int: ...
+
 
 class MultiModalRegistry:
     """Knows the largest item of each modality; a scheduler makes room for one."""
@@ -27,7 +30,7 @@ class MultiModalRegistry:
             image 336, patch 14:   24 x 24 = 576
         """
         if model_config.image_family is not None:
-            return {"image": model_config.image_family.max_tokens}
+            return {"image": model_config.max_picture_tokens}
         tower = model_config.image_tower
         if not tower:
             return {}

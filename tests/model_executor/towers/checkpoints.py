@@ -82,6 +82,26 @@ def gemma4v() -> dict[str, Any]:
     return _gemma4(text, {"standardize": True})
 
 
+def gemma4unified() -> dict[str, Any]:
+    """Returns a Gemma 4 like 12B: an embedder, both ways everywhere, windows or not."""
+    text = {
+        **_GEMMA4_TEXT,
+        "model_type": "gemma4_unified_text",
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 40,
+        "use_bidirectional_attention": "vision",
+    }
+    vision = {
+        "model_type": "gemma4_unified_vision",
+        "mm_embed_dim": 48,
+        "output_proj_dims": 48,
+        "mm_posemb_size": 64,
+    }
+    raw = _gemma4(text, {})
+    return {**raw, "model_type": "gemma4_unified", "vision_config": vision}
+
+
 def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
     return {
         "model_type": "gemma4",
@@ -191,6 +211,7 @@ FAMILIES = {
     "qwen35": qwen35,
     "qwen35moe": qwen35moe,
     "gemma4v": gemma4v,
+    "gemma4unified": gemma4unified,
     "gemma3": gemma3,
 }
 
@@ -253,7 +274,7 @@ def write_checkpoint(family: str, folder: Path) -> Any:
 
 def draw_picture(family: str, rows: int, columns: int, seed: int) -> np.ndarray:
     """Return pixels uint8 [H, W, 3] of a picture of rows x columns soft tokens."""
-    side = {"gemma3": 28, "gemma4e": 48, "gemma4v": 48}.get(family, 32)
+    side = 28 if family == "gemma3" else 48 if family.startswith("gemma4") else 32
     generator = np.random.default_rng(seed)
     coarse = generator.integers(0, 256, (rows * 2, columns * 2, 3))
     fine = coarse.repeat(side // 2, 0).repeat(side // 2, 1)
@@ -293,6 +314,17 @@ def _gemma4_inputs(pictures: Sequence[np.ndarray]) -> dict[str, Any]:
     return {"pixel_values": pixels, "image_position_ids": places}
 
 
+def _unified_inputs(pictures: Sequence[np.ndarray]) -> dict[str, Any]:
+    rows = [_cut(picture, 48) for picture in pictures]
+    most = max(len(cells) for cells, _ in rows)
+    pixels = torch.zeros(len(rows), most, 48 * 48 * 3)
+    places = torch.full((len(rows), most, 2), -1, dtype=torch.long)
+    for index, (cells, own) in enumerate(rows):
+        pixels[index, : len(cells)] = cells
+        places[index, : len(cells)] = own
+    return {"pixel_values": pixels, "image_position_ids": places}
+
+
 def _cut(picture: np.ndarray, patch: int) -> tuple[torch.Tensor, torch.Tensor]:
     height, width = picture.shape[0] // patch, picture.shape[1] // patch
     cut = torch.from_numpy(picture).view(height, patch, width, patch, 3).transpose(1, 2)
@@ -316,6 +348,7 @@ _INPUTS = {
     "gemma3": _gemma3_inputs,
     "gemma4e": _gemma4_inputs,
     "gemma4v": _gemma4_inputs,
+    "gemma4unified": _unified_inputs,
     "qwen35": _qwen_inputs,
     "qwen35moe": _qwen_inputs,
 }

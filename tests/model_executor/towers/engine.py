@@ -74,10 +74,13 @@ class PictureEngine:
     Args:
         folder: The checkpoint.
         chunk: Most tokens of a prompt in a step; 0: as many as there is room for.
+        has_eyes: Whether the tower is there.
         settings: Of ``EngineArgs``.
     """
 
-    def __init__(self, folder: Path, chunk: int = 0, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, chunk: int = 0, *, has_eyes: bool = True, **settings: Any
+    ) -> None:
         args = {
             "block_size": 32,
             "max_model_len": 1024,
@@ -86,6 +89,9 @@ class PictureEngine:
             **settings,
         }
         config = EngineArgs(str(folder), **args).create_vllm_config()
+        if not has_eyes:
+            config.model_config.image_family = None
+            config.model_config.pictures_are_whole = False
         config.scheduler_config.long_prefill_token_threshold = chunk
         self.core: EngineCore = build_engine_core(config)
         self._num_requests = 0

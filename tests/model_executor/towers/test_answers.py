@@ -17,7 +17,7 @@ from tests.model_executor.towers.checkpoints import (
 from tests.model_executor.towers.engine import Answer, PictureEngine, Prompt
 
 GRIDS = {"gemma3": ((4, 4), (4, 4))}
-WHOLE = ("gemma3", "gemma4v")
+WHOLE = ("gemma3", "gemma4v", "gemma4unified")
 
 
 class Served:
@@ -67,10 +67,6 @@ def test_answers_are_the_references(served: Served) -> None:
     assert answers[0].logprobs != answers[1].logprobs
 
 
-def answers_of(engine: PictureEngine, *prompts: Prompt) -> list[tuple[list[int], list[float]]]:
-    return [(answer.tokens, answer.logprobs) for answer in engine.run(*prompts)]
-
-
 @pytest.mark.slow
 def test_hits_to_the_unit_and_the_same_answers(served: Served) -> None:
     """Cold, hit, in company: the same bits; another picture shares what stands before it."""
@@ -99,6 +95,41 @@ def test_hits_to_the_unit_and_the_same_answers(served: Served) -> None:
     assert (answer.tokens, answer.logprobs) == (cold.tokens, cold.logprobs)
     company = engine.run(*[Prompt(asked.parts, salt=f"{i}") for i in range(3)], other, second)
     assert [(own.tokens, own.logprobs) for own in company[:3]] == [(cold.tokens, cold.logprobs)] * 3
+
+
+@pytest.mark.slow
+def test_hits_inside_a_picture(served: Served) -> None:
+    """A prompt that ends with a picture is hit inside it: the rest is computed behind that."""
+    seen = served.picture(0, 31)
+    length = seen[1][0] * seen[1][1]
+    for begin in (30, 40 - length % 16):
+        ended = Prompt([text(30, begin), seen])
+        (cold,) = served.engine.run(ended)
+        served.check(ended, cold)
+        (again,) = served.engine.run(ended)
+        assert again.num_cached == (begin + length - 1) // 32 * 32
+        assert (again.tokens, again.logprobs) == (cold.tokens, cold.logprobs)
+        # A question behind it, from inside as well.
+        asked = Prompt([*ended.parts, text(31, 20)])
+        (fresh,) = served.engine.run(Prompt(asked.parts, salt=f"fresh {begin}"))
+        (found,) = served.engine.run(asked)
+        assert found.num_cached > 0
+        assert (found.tokens, found.logprobs) == (fresh.tokens, fresh.logprobs)
+        served.check(asked, found)
+
+
+@pytest.mark.slow
+def test_text_is_served_as_without_a_tower(served: Served) -> None:
+    prompts = [Prompt([text(seed, count)]) for seed, count in ((1, 70), (1, 90), (2, 33), (1, 70))]
+    blind = PictureEngine(served.folder, has_eyes=False)
+    seeing = PictureEngine(served.folder)
+    try:
+        for prompt in prompts:
+            assert blind.run(prompt) == seeing.run(prompt)
+        assert blind.run(*prompts) == seeing.run(*prompts)
+    finally:
+        blind.close()
+        seeing.close()
 
 
 @pytest.mark.slow

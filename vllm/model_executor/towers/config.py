@@ -5,6 +5,7 @@ import math
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.towers.plans import (
     BothWays,
+    Gemma4EmbedderPlan,
     Gemma4TowerPlan,
     ImagesPlan,
     QwenTowerPlan,
@@ -12,7 +13,14 @@ from vllm.model_executor.towers.plans import (
 )
 from vllm.multimodal.families import gemma3_images, gemma4_images, qwen35_images
 
-_GELU_TANH = ("gelu_pytorch_tanh",)
+_GELU_TANH = "gelu_pytorch_tanh"
+
+
+def _find_vision(fields: FieldReader, activation: str) -> FieldReader | None:
+    """Returns the tower's part of config.json; None: there is none that is served."""
+    vision = fields.sub_reader("vision_config")
+    is_served = vision.text(activation, _GELU_TANH) == _GELU_TANH
+    return vision if fields.mapping("vision_config") and is_served else None
 
 
 def read_gemma3_images(fields: FieldReader, width: int) -> ImagesPlan | None:
@@ -25,10 +33,9 @@ def read_gemma3_images(fields: FieldReader, width: int) -> ImagesPlan | None:
     Raises:
         ConfigError: A field is wrong.
     """
-    if not fields.mapping("vision_config"):
+    vision = _find_vision(fields, "hidden_act")
+    if vision is None:
         return None
-    vision = fields.sub_reader("vision_config")
-    vision.require("hidden_act", _GELU_TANH[0], _GELU_TANH)
     patch, image_size = (
         vision.positive_int("patch_size", 14),
         vision.positive_int("image_size", 896),
@@ -64,17 +71,51 @@ def read_gemma4_images(fields: FieldReader, text: FieldReader, width: int) -> Im
     Raises:
         ConfigError: A field is wrong.
     """
-    if not fields.mapping("vision_config"):
+    vision = _find_vision(fields, "hidden_activation")
+    if vision is None:
         return None
-    vision = fields.sub_reader("vision_config")
-    vision.require("hidden_activation", _GELU_TANH[0], _GELU_TANH)
+    patch = vision.positive_int("patch_size", 16)
+    pooling = vision.positive_int("pooling_kernel_size", 3)
+    family = gemma4_images(
+        fields.non_negative_int("image_token_id", 258_880),
+        patch,
+        pooling,
+        fields.positive_int("vision_soft_tokens_per_image", 280),
+    )
+    sees_both_ways = text.text("use_bidirectional_attention", "") == "vision"
+    pad_id = text.non_negative_int("pad_token_id", 0)
+    if fields.text("model_type", "gemma4") != "gemma4_unified":
+        both_ways: BothWays = "windows" if sees_both_ways else "nowhere"
+        tower = _read_gemma4_tower(vision, patch, pooling, width)
+        return ImagesPlan(family, tower, both_ways, pad_id)
+    # Full layers see a picture both ways, too, and its rows see all of it whatever the window: the
+    # window hides none of a picture that is no longer. Rows of a longer one might not be stored.
+    longest = text.positive_int("sliding_window", 1024) if sees_both_ways else 0
+    return ImagesPlan(
+        family,
+        _read_embedder(vision, patch * pooling, width),
+        "everywhere" if sees_both_ways else "nowhere",
+        pad_id,
+        longest,
+    )
+
+
+def _read_embedder(vision: FieldReader, cell: int, width: int) -> Gemma4EmbedderPlan:
+    return Gemma4EmbedderPlan(
+        width=vision.positive_int("mm_embed_dim", 3840),
+        cell=cell,
+        num_positions=vision.positive_int("mm_posemb_size", 1120),
+        out_width=width,
+        eps=vision.number("rms_norm_eps", 1e-6),
+    )
+
+
+def _read_gemma4_tower(
+    vision: FieldReader, patch: int, pooling: int, width: int
+) -> Gemma4TowerPlan:
     num_heads = vision.positive_int("num_attention_heads", 12)
     hidden = vision.positive_int("hidden_size", 768)
-    patch, pooling = (
-        vision.positive_int("patch_size", 16),
-        vision.positive_int("pooling_kernel_size", 3),
-    )
-    plan = Gemma4TowerPlan(
+    return Gemma4TowerPlan(
         num_layers=vision.positive_int("num_hidden_layers", 16),
         width=hidden,
         inner=vision.positive_int("intermediate_size", 3072),
@@ -90,15 +131,6 @@ def read_gemma4_images(fields: FieldReader, text: FieldReader, width: int) -> Im
         is_clipped=vision.boolean("use_clipped_linears", False),
         is_standardised=vision.boolean("standardize", False),
     )
-    family = gemma4_images(
-        fields.non_negative_int("image_token_id", 258_880),
-        patch,
-        pooling,
-        fields.positive_int("vision_soft_tokens_per_image", 280),
-    )
-    sees_both_ways = text.text("use_bidirectional_attention", "") == "vision"
-    both_ways: BothWays = "windows" if sees_both_ways else "nowhere"
-    return ImagesPlan(family, plan, both_ways, text.non_negative_int("pad_token_id", 0))
 
 
 def read_qwen3_5_images(fields: FieldReader, width: int) -> ImagesPlan | None:
@@ -111,15 +143,15 @@ def read_qwen3_5_images(fields: FieldReader, width: int) -> ImagesPlan | None:
     Raises:
         ConfigError: A field is wrong.
     """
-    if not fields.mapping("vision_config"):
+    vision = _find_vision(fields, "hidden_act")
+    if vision is None:
         return None
-    vision = fields.sub_reader("vision_config")
-    vision.require("hidden_act", _GELU_TANH[0], _GELU_TANH)
     patch, merge = (
         vision.positive_int("patch_size", 16),
         vision.positive_int("spatial_merge_size", 2),
     )
-    vision.require("deepstack_visual_indexes", None, (None, [], ()))
+    if vision.int_list("deepstack_visual_indexes"):
+        return None
     plan = QwenTowerPlan(
         num_layers=vision.positive_int("depth", 27),
         width=vision.positive_int("hidden_size", 1152),

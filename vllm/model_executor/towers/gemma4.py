@@ -1,4 +1,4 @@
-"""Gemma 4's tower."""
+"""Gemma 4's tower, and the embedder that 12B has in its place."""
 
 import torch
 from torch.nn.functional import gelu, linear
@@ -9,14 +9,16 @@ from vllm.model_executor.towers.parts import (
     attend,
     cut_patches,
     frequencies,
+    map_rows,
+    norm_rows,
     pool_squares,
     rms,
     split_heads,
     turn_halves,
 )
-from vllm.model_executor.towers.plans import GEMMA4_NORMS, Gemma4TowerPlan
+from vllm.model_executor.towers.plans import GEMMA4_NORMS, Gemma4EmbedderPlan, Gemma4TowerPlan
 
-Clipped = tuple[torch.Tensor, ...]
+_EMBEDDER_EPS = 1e-5
 
 
 def encode(
@@ -85,3 +87,20 @@ def _turn(heads: torch.Tensor, angles: tuple[torch.Tensor, ...]) -> torch.Tensor
     """Turns the first half of each head by the column, the second by the row."""
     halves = zip(heads.chunk(2, -1), angles, strict=True)
     return torch.cat([turn_halves(half, own) for half, own in halves], -1)
+
+
+def embed(
+    plan: Gemma4EmbedderPlan, weights: Weights, pixels: torch.Tensor, keep_going: KeepGoing
+) -> torch.Tensor:
+    """Maps pixels uint8 [H, W, 3] to the rows of soft tokens [N, out_width], row by row."""
+    keep_going()
+    cells = cut_patches(pixels, plan.cell)
+    rows, columns = cells.shape[:2]
+    places = weights["vision_embedder.pos_embedding"]
+    scaled = cells.flatten(2).flatten(0, 1).float() * (1 / 255)
+    x = norm_rows(weights, "vision_embedder.patch_ln1", scaled.to(places.dtype), _EMBEDDER_EPS)
+    x = map_rows(weights, "vision_embedder.patch_dense", x)
+    x = norm_rows(weights, "vision_embedder.patch_ln2", x, _EMBEDDER_EPS)
+    x = x + (places[:columns, 0].repeat(rows, 1) + places[:rows, 1].repeat_interleave(columns, 0))
+    x = norm_rows(weights, "vision_embedder.pos_norm", x, _EMBEDDER_EPS)
+    return map_rows(weights, "embed_vision.embedding_projection", rms(x, None, plan.eps))

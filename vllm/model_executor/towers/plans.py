@@ -50,12 +50,14 @@ class ImagesPlan:
         tower: What makes rows of them.
         both_ways: In which layers the rows of one picture see each other both ways.
         input_token_id: Whose row of a table of layers' inputs stands in the place of a picture's.
+        longest: Soft tokens of the largest picture that is served; 0: any that the family knows.
     """
 
     family: ImageFamily
     tower: TowerPlan
     both_ways: BothWays = "nowhere"
     input_token_id: int = 0
+    longest: int = 0
 
 
 def _strip(name: str, *prefixes: str) -> str:
@@ -204,6 +206,47 @@ GEMMA4_NORMS = (
     "post_feedforward_layernorm",
 )
 CLIP_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4EmbedderPlan:
+    """Gemma 4 12B's, which has no layers: a cell of pixels, two products and a position.
+
+    Attributes:
+        width: Between the products.
+        cell: Pixels of both sides of a soft token.
+        num_positions: Rows of the table of positions.
+        out_width: Of the model's stream.
+        eps: Of the last norm.
+    """
+
+    width: int
+    cell: int
+    num_positions: int
+    out_width: int
+    eps: float
+    kind: Literal["gemma4_embedder"] = "gemma4_embedder"
+    prefixes: tuple[str, ...] = ("vision_embedder.", "embed_vision.")
+
+    def own_name(self, name: str) -> str:
+        """See TowerPlan; transformers' own names put all in ``embed_vision``."""
+        name = _strip(name, "model.").replace("embed_vision.multimodal_embedder.", "embed_vision.")
+        if name.startswith(("embed_vision.patch_", "embed_vision.pos_")):
+            return name.replace("embed_vision.", "vision_embedder.")
+        return name
+
+    def tensors(self) -> Mapping[str, Shape]:
+        """See TowerPlan."""
+        d, inputs = self.width, 3 * self.cell**2
+        prefix = "vision_embedder"
+        named = _with_bias(prefix, {"patch_dense": (d, inputs)})
+        for norm, width in (("patch_ln1", inputs), ("patch_ln2", d), ("pos_norm", d)):
+            named |= {f"{prefix}.{norm}.weight": (width,), f"{prefix}.{norm}.bias": (width,)}
+        return {
+            **named,
+            f"{prefix}.pos_embedding": (self.num_positions, 2, d),
+            "embed_vision.embedding_projection.weight": (self.out_width, d),
+        }
 
 
 @dataclass(frozen=True, slots=True)

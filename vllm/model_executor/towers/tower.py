@@ -14,7 +14,12 @@ from vllm.model_executor.towers.plans import TowerPlan
 from vllm.model_executor.towers.weights import TowerWeights
 
 _ENCODERS: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
-    {"siglip": siglip.encode, "gemma4": gemma4.encode, "qwen3_5": qwen3_5.encode}
+    {
+        "siglip": siglip.encode,
+        "gemma4": gemma4.encode,
+        "gemma4_embedder": gemma4.embed,
+        "qwen3_5": qwen3_5.encode,
+    }
 )
 
 

@@ -373,7 +373,7 @@ class EngineArgs:
         model_config = self._make_model_config(checkpoint)
         scheduler_config = self._make_scheduler_config(model_config)
         check_budget(
-            model_config.image_family,
+            model_config.max_picture_tokens,
             model_config.pictures_are_whole,
             scheduler_config.max_num_batched_tokens,
             scheduler_config.max_num_seqs,
@@ -463,6 +463,7 @@ class EngineArgs:
             no_images_reason=images.reason,
             tower_fingerprint=images.fingerprint,
             pictures_are_whole=images.are_whole,
+            max_picture_tokens=images.longest,
             **values_for(ModelConfig, self),
         )
 

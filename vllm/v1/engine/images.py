@@ -24,12 +24,14 @@ class ServedImages:
         reason: Why it sees none.
         fingerprint: Names the tower.
         are_whole: Whether a step holds all of a picture.
+        longest: Soft tokens of the largest picture that is served.
     """
 
     family: ImageFamily | None
     reason: str = ""
     fingerprint: str = ""
     are_whole: bool = False
+    longest: int = 0
 
 
 def find_images(
@@ -57,9 +59,10 @@ def find_images(
     if obstacle:
         return ServedImages(None, obstacle)
     are_whole, family = plan.both_ways != "nowhere", plan.family.for_cpu()
+    longest = min(plan.longest or family.max_tokens, family.max_tokens)
     if is_drawn:
         digest = sha256(repr((plan.tower, seed)).encode()).hexdigest()
-        return ServedImages(family, "", digest, are_whole)
+        return ServedImages(family, "", digest, are_whole, longest)
     if is_gguf(checkpoint):
         return ServedImages(None, "a GGUF file holds no tower for pictures")
     stored = pick_tensors(plan.tower, read_headers(find_weight_files(Path(checkpoint))))
@@ -68,18 +71,16 @@ def find_images(
         if stored:
             logger.warning("The model is served without pictures: %s", reason)
         return ServedImages(None, f"it is served without pictures: {reason}")
-    return ServedImages(family, "", find_fingerprint(plan.tower, stored), are_whole)
+    return ServedImages(family, "", find_fingerprint(plan.tower, stored), are_whole, longest)
 
 
-def check_budget(
-    family: ImageFamily | None, are_whole: bool, num_tokens: int, num_requests: int
-) -> None:
+def check_budget(longest: int, are_whole: bool, num_tokens: int, num_requests: int) -> None:
     """Refuse steps too small for a picture that must be computed in one of them.
 
     Every other running request may take a token of each step before it.
 
     Args:
-        family: How pictures are seen; None: they are not.
+        longest: Soft tokens of the largest picture; 0: there are none.
         are_whole: Whether a step holds all of one.
         num_tokens: Of a step.
         num_requests: That run at a time.
@@ -87,13 +88,13 @@ def check_budget(
     Raises:
         ConfigError: They are.
     """
-    if family is None or not are_whole:
+    if not longest or not are_whole:
         return
-    needed = family.max_tokens + num_requests - 1
+    needed = longest + num_requests - 1
     if num_tokens < needed:
         raise ConfigError(
             f"max_num_batched_tokens={num_tokens} is too small: the tokens of a picture, up to "
-            f"{family.max_tokens}, see each other both ways and are computed in one step, beside a "
+            f"{longest}, see each other both ways and are computed in one step, beside a "
             f"token of each other request (max_num_seqs={num_requests}). Raise it to at least "
             f"{needed}, lower max_num_seqs, or start with --language-model-only."
         )

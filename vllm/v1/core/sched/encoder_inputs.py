@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import UserInputError
+
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
@@ -38,6 +40,7 @@ class EncoderPlanner:
             it behind a hit.
         shift: Tokens by which the drafter reads ahead (1 with EAGLE).
         compute_budget: Embeddings that one step may compute.
+        longest: Those of the largest item that is served; 0: what there is room for.
     """
 
     cache: Any
@@ -46,6 +49,7 @@ class EncoderPlanner:
     disable_chunked_mm_input: bool = False
     shift: int = 0
     compute_budget: int = 0
+    longest: int = 0
 
     def decide(
         self,
@@ -131,6 +135,21 @@ class EncoderPlanner:
             most = num_new_tokens if room is None else room
             return item_end - start if item_end - start <= most else 0
         return num_new_tokens
+
+    def check(self, request: Request) -> None:
+        """Refuse a request with an item for which there is never room.
+
+        Raises:
+            UserInputError: There is none.
+        """
+        for index in range(len(request.mm_features)):
+            count, room = request.get_num_encoder_embeds(index), self.cache.cache_size
+            most = min(room, self.longest or room)
+            if count > most:
+                raise UserInputError(
+                    f"picture {index + 1} of the prompt takes {count} tokens, but the largest "
+                    f"that is served has {most}: leave it out, or ask for a smaller one."
+                )
 
     def let_go(self, request: Request) -> None:
         """A request that waits holds no room, whatever it would have read."""

@@ -121,7 +121,13 @@ class Scheduler(SchedulerNames, SchedulerInterface):
     # ================================================================= requests
 
     def add_request(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request.
+
+        Raises:
+            UserInputError: It can never run.
+        """
+        if request.mm_features:
+            self._encoder.check(request)
         if self.connector is not None:
             # First: it may refuse the request.
             self.connector.on_new_request(request)

@@ -118,6 +118,7 @@ def make_encoder_planner(
         disable_chunked_mm_input=limits.disable_chunked_mm_input or are_whole,
         shift=1 if limits.use_eagle else 0,
         compute_budget=compute_budget,
+        longest=max(sizes.values(), default=0),
     )
 
 
