@@ -12,6 +12,7 @@ import pytest
 
 from tests.accelerators.asking import Answers, ask, find_few_kernels
 from tests.accelerators.graph_recorder import GraphRecorder, Recording
+from tests.accelerators.interpreting import remember
 from vllm.distributed.parallel_state import WorkerPlace
 from vllm.gpu.step_model import make_graphed_step_model
 from vllm.platforms.cuda import CudaReferencePlatform
@@ -27,6 +28,7 @@ LENGTHS = (35,)
 
 def answer_as_rank(rank: int, folder: Path) -> None:
     """Serves the checkpoints in a folder; leaves answers and numbers of replays in a file."""
+    remember()
     os.environ["VLLM_CUDA_REFERENCE"] = "1"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     num_replays = 0
