@@ -32,17 +32,20 @@ class Profile:
     """Notes the code that runs, of all threads."""
 
     def __init__(self) -> None:
-        self._seen: set[CodeType] = set()
-        threading.setprofile(self._note)
-        sys.setprofile(self._note)
+        # By its address: a code's own hash is made anew each time, of all that it holds.
+        self._seen: dict[int, CodeType] = {}
+        # A tracer hears of calls alone where it asks for no lines; a profiler of returns, and of
+        # the calls of C functions, too.
+        threading.settrace(self._note)
+        sys.settrace(self._note)
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            self._seen.add(frame.f_code)
+        code = frame.f_code
+        self._seen[id(code)] = code
 
     def take(self) -> list[str]:
         """Return and forget the names of the functions seen: no bodies of modules and classes."""
-        codes, self._seen = self._seen, set()
+        codes, self._seen = list(self._seen.values()), {}
         return sorted(
             f"{code.co_filename.removeprefix(f'{ROOT}/')}::{code.co_qualname}"
             for code in codes
