@@ -1,7 +1,7 @@
 """What a worker returns for one step."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,3 +74,21 @@ class DraftTokenIds:
 
 
 EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], req_id_to_index={})
+
+
+class PendingStep(Protocol):
+    """A step that was begun."""
+
+    def wait(self) -> ModelRunnerOutput:
+        """Return what it gave, once; waits for the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A ``PendingStep`` that nobody need wait for."""
+
+    output: ModelRunnerOutput
+
+    def wait(self) -> ModelRunnerOutput:
+        """See ``PendingStep``."""
+        return self.output

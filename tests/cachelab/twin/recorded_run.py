@@ -21,11 +21,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.step_ahead import StepAhead
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, FinishedStep, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.request_options import RequestOptions, session_number
 from vllm.v1.structured_output import StructuredOutputManager
-from vllm.v1.worker.step_in_flight import FinishedStep
 
 SMALL_V4: dict[str, Any] = {
     "architectures": ["DeepseekV4ForCausalLM"],

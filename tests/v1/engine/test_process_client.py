@@ -223,9 +223,11 @@ def test_a_core_does_not_outlive_its_front_end(tmp_path, state):
     assert not folder.exists()
 
 
-def test_the_front_end_loads_no_torch(tmp_path):
+def test_only_workers_load_torch():
+    """Neither the front end nor the core itself does, which a core with fake workers needs."""
     code = (
         "import sys, vllm.v1.engine.async_llm, vllm.v1.engine.launch, vllm.v1.engine.llm_engine;"
+        "import tests.v1.engine.fakes;"
         "print([m for m in ('torch', 'pydantic', 'transformers') if m in sys.modules])"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

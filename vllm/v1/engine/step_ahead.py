@@ -17,7 +17,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.messages import EngineCoreOutputs
-from vllm.v1.worker.step_in_flight import PendingStep
+from vllm.v1.outputs import PendingStep
 
 Outputs = Mapping[int, EngineCoreOutputs]
 

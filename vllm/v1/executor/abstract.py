@@ -6,8 +6,7 @@ from typing import Protocol
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.worker.step_in_flight import PendingStep
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput, PendingStep
 
 SpecsCheck = Callable[[VllmConfig, list[dict[str, KVCacheSpec]], Callable[[], int]], None]
 """Called with the configuration, each worker's cache specs and what tells a device's memory, the

@@ -26,8 +26,7 @@ from vllm.v1.executor.messages import (
     WorkerInfo,
 )
 from vllm.v1.executor.worker_setup import make_worker, register_caches
-from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.worker.step_in_flight import PendingStep
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput, PendingStep
 
 logger = init_logger(__name__)
 

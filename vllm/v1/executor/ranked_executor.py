@@ -27,8 +27,7 @@ from vllm.v1.executor.messages import (
 from vllm.v1.executor.transfer_reports import TransferReports
 from vllm.v1.executor.worker_setup import register_caches
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.worker.step_in_flight import PendingStep
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput, PendingStep
 
 
 class Ranks(Protocol):

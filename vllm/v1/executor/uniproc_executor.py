@@ -13,8 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.abstract import SpecsCheck, WeightsCheck
 from vllm.v1.executor.worker_setup import make_worker, register_caches
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.worker.step_in_flight import PendingStep
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput, PendingStep
 
 
 class UniProcExecutor:

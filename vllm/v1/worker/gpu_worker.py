@@ -25,11 +25,10 @@ from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.step_model import StepModel
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker.device_memory import MemorySnapshot, available_kv_bytes, read_peak_bytes
 from vllm.v1.worker.gpu_profile import run_largest_step
 from vllm.v1.worker.memory_shortage import Stage, explain_shortage
-from vllm.v1.worker.step_in_flight import PendingStep
 from vllm.v1.worker.worker import Worker
 
 logger = init_logger(__name__)

@@ -13,7 +13,13 @@ from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.attention.step_model import SettlesDrafts
 from vllm.v1.attention.step_pictures import StepPictures
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import (
+    DraftTokenIds,
+    FinishedStep,
+    KVConnectorOutput,
+    ModelRunnerOutput,
+    PendingStep,
+)
 from vllm.v1.sample.edits import ForbidTokens
 from vllm.v1.sample.metadata import RowSampling, SamplingMetadata
 from vllm.v1.sample.sampler import DeviceSample, DrawTokens, SamplerOutput, sample_on_device
@@ -26,7 +32,7 @@ from vllm.v1.worker.pooling import gather_pooled
 from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
 from vllm.v1.worker.request_states import RequestStates
 from vllm.v1.worker.step_edits import build_step_edits
-from vllm.v1.worker.step_in_flight import FinishedStep, PendingStep, StepInFlight
+from vllm.v1.worker.step_in_flight import StepInFlight
 from vllm.v1.worker.step_input import StepInput, StepInputBuilder
 from vllm.v1.worker.step_output import accept_tokens
 

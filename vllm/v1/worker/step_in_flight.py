@@ -1,8 +1,5 @@
 """A step that was handed to the device and whose tokens nobody has read yet."""
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import numpy as np
 import torch
 
@@ -11,24 +8,6 @@ from vllm.v1.sample.logprobs import TokenLogprobs
 from vllm.v1.sample.sampler import DeviceSample, SamplerOutput
 from vllm.v1.worker.step_input import StepInput
 from vllm.v1.worker.step_output import find_outputs
-
-
-class PendingStep(Protocol):
-    """A step that was begun."""
-
-    def wait(self) -> ModelRunnerOutput:
-        """Return what it gave, once; waits for the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """A ``PendingStep`` that nobody need wait for."""
-
-    output: ModelRunnerOutput
-
-    def wait(self) -> ModelRunnerOutput:
-        """See ``PendingStep``."""
-        return self.output
 
 
 class TokenCopy:

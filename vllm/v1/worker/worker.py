@@ -38,14 +38,13 @@ from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_model import StepModel
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput, PendingStep
 from vllm.v1.spec_decode.factory import make_proposer
 from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
 from vllm.v1.worker.pictures import PictureRows
-from vllm.v1.worker.step_in_flight import PendingStep
 
 logger = init_logger(__name__)
 

@@ -30,9 +30,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.messages import EngineCoreOutput, FinishReason
-from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, FinishedStep, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.worker.step_in_flight import FinishedStep
 
 MAX_MODEL_LEN = 192
 ALPHABET = 2  # few tokens: many shared prefixes
