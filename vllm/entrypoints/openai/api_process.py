@@ -19,6 +19,7 @@ from vllm.entrypoints.openai.metrics_exchange import MetricsExchange
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger, setup_logging
+from vllm.utils.collector import lasting_imports
 from vllm.v1.engine.attached_core import AttachedCore
 from vllm.v1.engine.channel import Endpoints
 from vllm.v1.engine.launch import attach_engine_cores
@@ -87,8 +88,9 @@ def main() -> None:
 
 def _serve(order: ApiOrder, cores: Sequence[AttachedCore]) -> int:
     # Late: cores connect while this is imported.
-    from vllm.entrypoints.openai.http_server import HttpServer  # noqa: PLC0415
-    from vllm.entrypoints.openai.peer_servers import PeerServers  # noqa: PLC0415
+    with lasting_imports():
+        from vllm.entrypoints.openai.http_server import HttpServer  # noqa: PLC0415
+        from vllm.entrypoints.openai.peer_servers import PeerServers  # noqa: PLC0415
 
     exchange = MetricsExchange(order.folder, order.client, order.num_clients)
     peers = PeerServers(order.folder, order.client, order.num_clients)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.listener import bind_socket, bind_unix_socket
 from vllm.entrypoints.openai.server_args import ServerArgs
+from vllm.utils.collector import lasting_imports
 from vllm.v1.engine.launch import DEFAULT_CORE_FACTORY, launch_engine_core
 
 
@@ -43,7 +44,8 @@ def run_server(
         core = launch_engine_core(config, core_factory=core_factory)
         try:
             # Deliberately late: a third of a second of imports, in the engine core's shadow.
-            from vllm.entrypoints.openai.http_server import HttpServer  # noqa: PLC0415
+            with lasting_imports():
+                from vllm.entrypoints.openai.http_server import HttpServer  # noqa: PLC0415
 
             return HttpServer(config, args, core, listener, job).run()
         finally:

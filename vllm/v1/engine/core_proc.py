@@ -24,6 +24,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger, setup_logging
 from vllm.platforms.resolve import get_current_platform
+from vllm.utils.collector import lasting_imports
 from vllm.utils.liveness import beat_interval_s
 from vllm.v1.engine.channel import Channel, Endpoints
 from vllm.v1.engine.core_loop import CoreLoop, Progress, SteppedCore
@@ -118,7 +119,9 @@ class EngineCoreProc:
 
     def _build(self) -> SteppedCore | None:
         try:
-            core = load_factory(self._order.core_factory)(self._order.vllm_config)
+            with lasting_imports():
+                make_core = load_factory(self._order.core_factory)
+            core = make_core(self._order.vllm_config)
             kv_cache = core.get_kv_cache_info()
         except Exception as error:  # a process edge: the front end raises it again
             if not isinstance(error, VllmError):

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from vllm.config.observability import ObservabilityConfig
 from vllm.logger import setup_logging
 from vllm.platforms.resolve import get_current_platform
+from vllm.utils.collector import lasting_imports
 from vllm.utils.liveness import beat_interval_s, thread_effort_clock
 from vllm.v1.executor.messages import Beat, FromRank, MakeWorker, Order, Stop
 
@@ -52,7 +53,8 @@ def main(
     _set_up_logging(rank, first.vllm_config.observability_config)
     # First: a platform's plug-in may have to say how torch meets its device.
     get_current_platform()
-    from vllm.v1.executor.rank_host import RankHost  # noqa: PLC0415  (see above)
+    with lasting_imports():
+        from vllm.v1.executor.rank_host import RankHost  # noqa: PLC0415  (see above)
 
     host = RankHost(lambda: _rouse(wake_fd))
     order: Order = first
