@@ -1,10 +1,13 @@
 """Whoever compares prompts compares their pictures: ids alone are equal for two of one size."""
 
+from base64 import b64decode
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from vllm.cachelab.trace.hash_chain import HashChains
 from vllm.distributed.kv_transfer.handover.params import digest_prompt
 from vllm.entrypoints.openai.diagnosis.fingerprint import prefix_digests
 from vllm.multimodal.comparison import comparable_ids
@@ -161,3 +164,39 @@ def test_identity_is_of_all_that_the_tower_reads() -> None:
     assert is_identity(identity)
     assert identity == image_identity(pixels.copy(), size, qwen, "tower")
     assert len({identity, *others}) == 7
+
+
+def test_a_drafters_row_before_another_picture_is_stale() -> None:
+    """Its checkpoint lies where the picture begins, so that the hash says nothing of it."""
+    one = Request.from_engine_core_request(request_of(feature("a")), None).following_tokens
+    other = Request.from_engine_core_request(request_of(feature("b")), None).following_tokens
+    plain = Request.from_engine_core_request(request_of(), None)
+
+    assert [a == b for a, b in zip(one, other, strict=True)] == [i != _SOFT for i in _IDS]
+    assert one[5] == one[16] > 2**29
+    assert one[5] < 2**31
+    assert [one[i] for i in (0, 17)] == [_IDS[0], _IDS[17]]
+    assert one[3:6] == [4, 5, one[5]]
+    assert plain.following_tokens is plain.all_token_ids
+
+
+def test_records_of_a_run_tell_pictures_apart() -> None:
+    """Hashes do by themselves; the tokens behind units are told by the same words."""
+    init_none_hash(SHA, "0")
+    hasher = get_request_block_hasher(_UNIT, SHA)
+    # The picture begins where unit 0 ends.
+    moved = [feature(name, 4, 3, 4) for name in ("a", "b")]
+    ids = [*_IDS[:4], *[_SOFT] * 12, *_IDS[16:]]
+    requests = [
+        Request.from_engine_core_request(
+            msgspec.structs.replace(request_of(image), prompt_token_ids=ids), hasher
+        )
+        for image in moved
+    ]
+    chains = HashChains(_UNIT, keeps_tokens=True)
+
+    first, second = (chains.prompt(request) for request in requests)
+
+    assert (first.num_known, second.num_known) == (0, 1)
+    tokens = [b64decode(units.next_tokens) for units in (first, second)]
+    assert tokens[0][:4] != tokens[1][:4]

@@ -181,7 +181,7 @@ def read_image_part(
         value = value.get("url")
     uuid = _read_uuid(where, part.get("uuid"), param)
     given = GivenImage(where, detail=_read_detail(where, detail, param), uuid=uuid)
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value):
         if uuid is None:
             raise UserInputError(f"{where} names no picture: give image_url.url.", param)
         return given

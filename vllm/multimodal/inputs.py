@@ -119,8 +119,10 @@ class ImageFeature(msgspec.Struct, frozen=True):
         return self.offset + self.num_tokens
 
     def to_spec(self) -> MultiModalFeatureSpec:
-        """Return it as schedulers and workers know it; the pixels are not copied."""
-        pixels = np.frombuffer(self.pixels, np.uint8).reshape(self.height, self.width, 3)
+        """Return it as schedulers and workers know it."""
+        # A copy: torch takes no array that may not be written to.
+        pixels = np.frombuffer(bytearray(self.pixels), np.uint8)
+        pixels = pixels.reshape(self.height, self.width, 3)
         return MultiModalFeatureSpec(
             data=MultiModalKwargsItem({"pixels": pixels, "grid": (self.rows, self.columns)}),
             modality="image",

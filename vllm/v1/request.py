@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
+from vllm.multimodal.comparison import FollowingTokens
 from vllm.utils.hashing import BlockHash
 from vllm.v1.messages import EngineCoreEvent, EngineCoreEventType, FinishReason, PrefillStats
 from vllm.v1.request_options import (
@@ -358,6 +359,13 @@ class Request(TokenSequence):
     def has_encoder_inputs(self) -> bool:
         """Whether it has multimodal items."""
         return bool(self.mm_features)
+
+    @property
+    def following_tokens(self) -> Sequence[int]:
+        """Its tokens, as a drafter's rows are told apart by what follows them."""
+        if not self.mm_features:
+            return self.all_token_ids
+        return FollowingTokens(self.all_token_ids, self.mm_features)
 
     def encoder_key(self, input_id: int) -> str:
         """Return under which the encoder's output of one item is kept.

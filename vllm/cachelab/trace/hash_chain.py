@@ -40,7 +40,7 @@ class HashChains:
         hashes = self._cut(request.block_hashes)
         num_known = self._count_known(hashes)
         self._known.update(hashes[num_known:])
-        return self._units(request.all_token_ids, hashes, num_known, 1)
+        return self._units(request.following_tokens, hashes, num_known, 1)
 
     def known_to_others(self, request: Request) -> Units:
         """Return the units of a request that others have brought by now; nothing of its own."""
@@ -48,7 +48,7 @@ class HashChains:
         if not num_known:
             return Units("", 0, "", "")
         hashes = self._cut(request.block_hashes[:num_known])
-        tokens = request.all_token_ids[: num_known * self._unit + 1]
+        tokens = request.following_tokens[: num_known * self._unit + 1]
         return self._units(tokens, hashes, num_known, 1)
 
     def answer(self, request: Request) -> Units:
@@ -60,7 +60,7 @@ class HashChains:
             self._known.update(hashes[num_known:])
         # The token at a prompt's very end is the answer's first.
         first_end = -(-request.num_prompt_tokens // self._unit)
-        return self._units(request.all_token_ids, hashes, num_known, first_end)
+        return self._units(request.following_tokens, hashes, num_known, first_end)
 
     def _units(
         self, tokens: Sequence[int], hashes: list[bytes], num_known: int, first_end: int

@@ -135,7 +135,7 @@ class CheckpointCoordinator(Coordinator):
         find = partial(find_prefix, self.index, self.geometry, request.block_hashes)
         hit = find(max_tokens)
         if self.settings.stale_row is StaleRow.DROP:
-            hit = drop_stale(self.geometry, hit, request.all_token_ids, find)
+            hit = drop_stale(self.geometry, hit, request.following_tokens, find)
         if self.policy.rebuild_tokens is not None:
             tokens = self.policy.rebuild_tokens
             hit = prefer_rebuild(self.index, self.geometry, tokens, request.block_hashes, hit)

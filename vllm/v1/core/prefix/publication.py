@@ -171,7 +171,7 @@ class Publisher:
 
     def _publish_checkpoint(self, cache: RequestCache, position: int) -> None:
         published, request = cache.published, cache.request
-        token_ids = request.all_token_ids
+        token_ids = request.following_tokens
         next_token = token_ids[position] if position < len(token_ids) else None
         standing, kind = CheckpointStanding.LEFT, None
         if position in published.junctions:
@@ -212,7 +212,7 @@ class Publisher:
     def _publish_spares(self, cache: RequestCache, spares: Sequence[Spare]) -> None:
         """Enter checkpoints that nobody asked for: many, so without what kept ones need."""
         hashes, unit = cache.request.block_hashes, self._geometry.unit
-        token_ids = cache.request.all_token_ids
+        token_ids = cache.request.following_tokens
         num_tokens = len(token_ids)
         spared, maker = cache.published.spared, cache.request.request_id
         positions = [spare.position for spare in spares]
@@ -300,7 +300,7 @@ class Publisher:
         record = cache.published.unfollowed
         if record is None:
             return
-        token_ids = cache.request.all_token_ids
+        token_ids = cache.request.following_tokens
         if record.position < len(token_ids):
             self._store.follow(record, token_ids[record.position])
             cache.published.unfollowed = None

@@ -286,7 +286,7 @@ class StepPlanner:
             return FirstStep(hit, set(), set(), False, partials, ())
         rebuilt: tuple[int, ...] = ()
         if hit is not None and self._settings.stale_row is StaleRow.REBUILD:
-            rebuilt = stale_groups(geometry, hit, request.all_token_ids)
+            rebuilt = stale_groups(geometry, hit, request.following_tokens)
         if is_private:
             return FirstStep(hit, set(), set(), False, partials, rebuilt)
         wanted = set(policy.prompt_boundaries(request.num_prompt_tokens))

@@ -221,6 +221,8 @@ class TierRestores:
             _ROWS_OF + request.request_id,
             list(request.all_token_ids[: position + 1]),
             SamplingParams(max_tokens=1),
+            # Events tell of pictures what they tell of the request's own rows.
+            mm_features=[f for f in request.mm_features if f.mm_position.offset < position],
             lora_request=request.lora_request,
             cache_salt=request.cache_salt,
             block_hashes=request.block_hashes[: position // self._stores.layout.unit],
