@@ -50,6 +50,7 @@ class ModelRunnerOutput:
             computed: (token ids [n, k+1], logprobs [n, k+1], ranks [n]).
         pooler_output: Per request fp32 vectors ``[n, D]`` of prompt positions, None where none are
             wanted; None: of no request of the step.
+        made_pictures: By key, what was made beside the steps since the last one, or given up.
     """
 
     req_ids: list[str]
@@ -63,6 +64,7 @@ class ModelRunnerOutput:
     num_nans_in_logits: dict[str, int] | None = None
     cudagraph_stats: Any = None
     routed_experts: Any = None
+    made_pictures: list[tuple[str, bool]] | None = None
 
 
 @dataclass

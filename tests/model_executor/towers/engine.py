@@ -1,5 +1,6 @@
 """An engine core that is given prompts with pictures by hand, whatever the interfaces do."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -133,9 +134,11 @@ class PictureEngine:
 
         self.core.scheduler.schedule = watch  # type: ignore[method-assign]
         try:
-            outputs, _ = self.core.step()
+            outputs, has_orders = self.core.step()
         finally:
             self.core.scheduler.schedule = schedule  # type: ignore[method-assign]
+        if not has_orders:
+            time.sleep(0.002)
         for bundle in outputs.values():
             for item in bundle.outputs:
                 answer = answers[item.request_id]

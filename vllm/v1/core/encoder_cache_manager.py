@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+# Uses an output while it is made; no request has such an id.
+_MAKER = ""
+
+
 def find_identifier(request: Request, input_id: int) -> str:
     """Return under which an item's output is kept where all requests share outputs."""
     return request.mm_features[input_id].identifier
@@ -115,6 +119,31 @@ class EncoderCacheManager:
         self._use(request, input_id)
         self.num_free_slots -= num_embeds
         self.num_freeable_slots -= num_embeds
+
+    def reserve(self, request: Request, input_id: int) -> str:
+        """Give an item room while it is made beside the steps; ``can_allocate`` said yes.
+
+        Returns:
+            Its key, for ``settle``; until then nobody evicts it.
+        """
+        key = self._find_key(request, input_id)
+        num_embeds = request.get_num_encoder_embeds(input_id)
+        assert key not in self.cached, f"Encoder output {key} is cached already."
+        self.cached[key] = {_MAKER}
+        self.num_free_slots -= num_embeds
+        self.num_freeable_slots -= num_embeds
+        return key
+
+    def settle(self, key: str, num_embeds: int, *, is_made: bool) -> None:
+        """An item was made, so that requests may use it; or it was given up."""
+        users = self.cached[key]
+        users.discard(_MAKER)
+        if not is_made:
+            del self.cached[key]
+            self.num_free_slots += num_embeds
+        elif not users:
+            self.freeable[key] = num_embeds
+        self.num_freeable_slots += num_embeds
 
     def _use(self, request: Request, input_id: int) -> None:
         self.cached[self._find_key(request, input_id)].add(request.request_id)

@@ -155,8 +155,10 @@ class ModelRunner:
         if self._pictures is not None:
             self._pictures.update(output, self._states.get)
         self._prepare_blocks(output)
+        made = None if self._pictures is None else self._pictures.take_made()
         if output.total_num_scheduled_tokens == 0:
-            return ModelRunnerOutput([], {}, kv_connector_output=self._save_blocks(output))
+            saved = self._save_blocks(output)
+            return ModelRunnerOutput([], {}, kv_connector_output=saved, made_pictures=made)
         step = self._builder.build(
             [self._states.get(req_id) for req_id in output.num_scheduled_tokens],
             list(output.num_scheduled_tokens.values()),
@@ -169,6 +171,7 @@ class ModelRunner:
         if drawn is not None:
             sampled = SamplerOutput(drawn.token_ids.cpu().numpy(), drawn.logprobs)
         result = accept_tokens(step, sampled)
+        result.made_pictures = made
         if self._settle_drafts is not None and any(step.drafts):
             # Before anybody hears of the tokens: what they complete is published then.
             stand = [max(0, len(tokens) - 1) for tokens in result.sampled_token_ids]
@@ -239,7 +242,9 @@ class ModelRunner:
         return self._connector is None or self._connector.bind_wake(wake)
 
     def shutdown(self) -> None:
-        """Release what the connector holds."""
+        """Release what the connector holds, and end the tower's thread."""
+        if self._pictures is not None:
+            self._pictures.close()
         if self._connector is not None:
             self._connector.shutdown()
 

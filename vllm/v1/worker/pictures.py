@@ -13,12 +13,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.request_pictures import Picture
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInput
+from vllm.v1.worker.tower_thread import TowerThread
 
 
 class PictureRows:
     """Rows of pictures.
 
-    Owns: the rows that the scheduler wants kept.
+    Owns: the rows that the scheduler wants kept, and the thread that makes some beside the steps.
 
     Args:
         plan: How the model sees pictures.
@@ -29,6 +30,7 @@ class PictureRows:
     def __init__(self, plan: ImagesPlan, tower: Tower, *, has_axes: bool) -> None:
         self._tower, self._has_axes = tower, has_axes
         self._width = plan.tower.out_width
+        self._thread = TowerThread(tower, torch.get_num_threads())
         self._kept: dict[str, torch.Tensor] = {}
         # What nobody asked for in time: the last picture's.
         self._extra: tuple[str, torch.Tensor] | None = None
@@ -45,23 +47,37 @@ class PictureRows:
                 if picture.key not in self._kept:
                     self._kept[picture.key] = self._encode(picture)
 
+        for key in output.dropped_orders:
+            self._thread.drop(key)
+        for order in output.tower_orders:
+            self._thread.start(order.key, order.data["pixels"])
+
+    def take_made(self) -> list[tuple[str, bool]]:
+        """Drain what the thread has done: by key, whether there are rows now."""
+        made = self._thread.take()
+        self._kept.update((key, rows) for key, rows in made if rows is not None)
+        return [(key, rows is not None) for key, rows in made]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.close()
+
     def _encode(self, picture: Picture) -> torch.Tensor:
-        rows = self._tower.encode(torch.from_numpy(picture.pixels))
-        expected = picture.end - picture.offset
-        if rows.shape != (expected, self._width):
-            raise InvariantError(
-                f"a tower made {tuple(rows.shape)} rows of a picture of {expected} soft tokens"
-            )
-        return rows
+        return self._tower.encode(torch.from_numpy(picture.pixels))
 
     def _find(self, picture: Picture) -> torch.Tensor:
         made = self._kept.get(picture.key)
-        if made is not None:
-            return made
-        # The request that was to make them was taken out of its step.
-        if self._extra is None or self._extra[0] != picture.key:
-            self._extra = (picture.key, self._encode(picture))
-        return self._extra[1]
+        if made is None:
+            # The request that was to make them was taken out of its step.
+            if self._extra is None or self._extra[0] != picture.key:
+                self._extra = (picture.key, self._encode(picture))
+            made = self._extra[1]
+        expected = picture.end - picture.offset
+        if made.shape != (expected, self._width):
+            raise InvariantError(
+                f"a tower made {tuple(made.shape)} rows of a picture of {expected} soft tokens"
+            )
+        return made
 
     def build(self, step: StepInput) -> StepPictures | None:
         """Return what pictures change in a step; None: no request has any."""

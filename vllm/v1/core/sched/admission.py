@@ -105,7 +105,7 @@ class AdmissionPass:
         if found is None:
             return Outcome.SKIP
         outcome = self._admit(queue, request, found)
-        if outcome is Outcome.DONE or not self._is_idle():
+        if outcome is not Outcome.STOP or not self._is_idle():
             # Nobody passes a request without room: those that run drain, and it is asked again.
             return outcome
         if not found.num_external or self.manager.usage == 0:
@@ -114,7 +114,7 @@ class AdmissionPass:
             # load, what a load cannot have is theirs.
             bare = found if found.local is None else PrefixLookup(0, is_fresh=found.is_fresh)
             outcome = self._admit(queue, request, bare)
-            if outcome is Outcome.DONE:
+            if outcome is not Outcome.STOP:
                 return outcome
         # With every block free and the whole budget left, nothing better can come. Blocks in use
         # belong to transfers, which will free them.
@@ -192,7 +192,7 @@ class AdmissionPass:
             decision = choose_chunk(self.held, step, request, found.start, wanted)
             if decision.num_new_tokens == 0:
                 encoder.let_go(request)
-                return Outcome.STOP
+                return Outcome.SKIP if decision.waits else Outcome.STOP
             num_encoder_tokens = encoder.num_encoder_tokens(request, decision)
         # A first chunk drafts nothing; a decode that continues loaded KV may.
         has_started = request.num_computed_tokens > 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import UserInputError
+from vllm.v1.core.sched.tower_orders import TowerOrders
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -20,12 +22,14 @@ class EncoderDecision:
         budget: Encoder embeddings left for others.
         compute: Items to encode.
         external: Items whose outputs another engine provides.
+        waits: Whether more tokens wait for what is made beside the steps.
     """
 
     num_new_tokens: int
     budget: int
     compute: list[int] = field(default_factory=list)
     external: list[int] = field(default_factory=list)
+    waits: bool = False
 
 
 @dataclass(slots=True)
@@ -40,6 +44,7 @@ class EncoderPlanner:
             it behind a hit.
         shift: Tokens by which the drafter reads ahead (1 with EAGLE).
         compute_budget: Embeddings that one step may compute.
+        orders: What is made beside the steps; None: steps make everything.
         longest: Those of the largest item that is served; 0: what there is room for.
     """
 
@@ -50,6 +55,7 @@ class EncoderPlanner:
     shift: int = 0
     compute_budget: int = 0
     longest: int = 0
+    orders: TowerOrders | None = None
 
     def decide(
         self,
@@ -69,7 +75,8 @@ class EncoderPlanner:
             room: Tokens that it may have to end an item; None: no more.
 
         Mutates:
-            Marks locally cached items as used by the request, and may evict freeable outputs.
+            Marks locally cached items as used by the request, may evict freeable outputs, and has
+            items made beside the steps, behind which the request waits.
         """
         decision = EncoderDecision(num_new_tokens, budget)
         if num_new_tokens == 0 or not request.has_encoder_inputs:
@@ -86,11 +93,16 @@ class EncoderPlanner:
             if self._is_past(start, position.offset + position.length):
                 continue
             key = request.encoder_key(index)
+            if self.orders is not None and self.orders.is_open(key):
+                self._wait(request, key, start, position.offset, decision)
+                break
             if key in chosen or self.cache.check_and_update_cache(request, index):
                 continue
             limit = self._limit(request, index, start, decision, num_embeds_to_schedule)
             if limit is not None:
                 decision.num_new_tokens = limit
+                # Room comes when what is being made is used.
+                decision.waits = bool(self.orders)
                 break
             if not self._needs_embeds(position, start, decision.num_new_tokens):
                 continue
@@ -101,10 +113,36 @@ class EncoderPlanner:
                 feature.identifier
             ):
                 decision.external.append(index)
+            elif self.orders is not None:
+                key = self.cache.reserve(request, index)
+                self.orders.place(key, num_embeds, feature.data)
+                self._wait(request, key, start, position.offset, decision)
+                break
             else:
                 decision.budget -= num_embeds
                 decision.compute.append(index)
         return decision
+
+    def _wait(
+        self, request: Request, key: str, start: int, offset: int, decision: EncoderDecision
+    ) -> None:
+        """Let a request have the tokens before an item that is being made."""
+        assert self.orders is not None
+        self.orders.join(key, request.request_id)
+        decision.num_new_tokens = max(0, offset - (start + self.shift))
+        decision.waits = True
+
+    def note_made(self, made: Iterable[tuple[str, bool]]) -> None:
+        """Take what workers say of orders: by key, whether they were made or given up."""
+        if self.orders is None:
+            return
+        for key, is_made in made:
+            self.cache.settle(key, self.orders.settle(key), is_made=is_made)
+
+    def leave(self, request: Request) -> None:
+        """A request ended: nothing is made for it any more."""
+        if self.orders is not None and request.has_encoder_inputs:
+            self.orders.leave(request.request_id)
 
     def fit_items(
         self, request: Request, start: int, num_new_tokens: int, room: int | None = None

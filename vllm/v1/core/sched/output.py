@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.tower_orders import TowerOrder
     from vllm.v1.request import Request
     from vllm.v1.structured_output.masks import GrammarMasks
 
@@ -129,6 +130,9 @@ class SchedulerOutput:
     kv_cache_block_copies: list[tuple[int, int]] = field(default_factory=list)
     # Window groups whose table changed in this step, by request (hit_unit only).
     window_tables: dict[str, tuple[WindowTable, ...]] = field(default_factory=dict)
+    # Items that workers make beside the steps from now on, and those that they give up.
+    tower_orders: "list[TowerOrder]" = field(default_factory=list)
+    dropped_orders: list[str] = field(default_factory=list)
     # Requests whose drafter makes the last row of their hit anew: the row stands before the first
     # scheduled token; the block is the one in which the hit found it (hit_unit only).
     drafter_rebuilds: dict[str, int] = field(default_factory=dict)

@@ -298,6 +298,7 @@ class Holdings:
         assert request.is_finished()
         keeps_blocks, kv_transfer_params = self._tell_connector(request)
         self.encoder.cache.free(request)
+        self.encoder.leave(request)
         self.requests.note_end(request)
         if not keeps_blocks and not delay_free_blocks:
             self.free_blocks(request)

@@ -251,6 +251,9 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             row_bounds=work.row_bounds,
             loads_within=step.loads_within,
         )
+        if self._encoder.orders is not None:
+            output.tower_orders = self._encoder.orders.take_new()
+            output.dropped_orders = self._encoder.orders.take_dropped()
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(output)
         if self._encoder.ec_connector is not None:
@@ -299,6 +302,8 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             Outputs by client; with statistics on, at least one.
         """
         held = self._get_holdings()
+        if model_runner_output.made_pictures:
+            self._encoder.note_made(model_runner_output.made_pictures)
         spec_stats = None
         if self.log_stats and self.limits.num_spec_tokens:
             spec_stats = SpecDecodingStats.new(self.limits.num_spec_tokens)

@@ -22,6 +22,7 @@ from vllm.v1.core.sched.fair_requests import FairRequests
 from vllm.v1.core.sched.fair_shares import FairShares
 from vllm.v1.core.sched.requests import Requests
 from vllm.v1.core.sched.step_builder import SchedulerLimits
+from vllm.v1.core.sched.tower_orders import TowerOrders
 from vllm.v1.core.values.cache_settings import CacheSettings, StaleRow
 from vllm.v1.request import Request
 
@@ -119,7 +120,15 @@ def make_encoder_planner(
         shift=1 if limits.use_eagle else 0,
         compute_budget=compute_budget,
         longest=max(sizes.values(), default=0),
+        orders=_make_orders(vllm_config),
     )
+
+
+def _make_orders(vllm_config: VllmConfig) -> TowerOrders | None:
+    """Return what is made beside the steps; None where steps are begun ahead, or make nothing."""
+    has_tower = getattr(vllm_config.model_config, "image_family", None) is not None
+    is_ahead = vllm_config.scheduler_config.async_scheduling
+    return TowerOrders() if has_tower and not is_ahead else None
 
 
 def _make_ec_connector(vllm_config: VllmConfig) -> Any:

@@ -1,0 +1,73 @@
+"""A thread that runs a tower beside the steps, one picture after another."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from vllm.model_executor.towers.tower import Tower
+
+
+class TowerDropped(Exception):
+    """Nobody waits for the picture any more."""
+
+
+class TowerThread:
+    """Makes rows of pictures in the order in which they come.
+
+    Owns: its thread, and the rows until they are taken.
+
+    Args:
+        tower: Makes them.
+        num_threads: Threads of one product: as many as elsewhere, so that the bits are the same.
+    """
+
+    def __init__(self, tower: Tower, num_threads: int) -> None:
+        self._tower = tower
+        self._pool = ThreadPoolExecutor(
+            1, "tower", initializer=torch.set_num_threads, initargs=(num_threads,)
+        )
+        self._pending: dict[str, Future[torch.Tensor]] = {}
+        self._dropped: set[str] = set()
+
+    def start(self, key: str, pixels: np.ndarray) -> None:
+        """Make the rows of a picture, uint8 ``[H, W, 3]``, some time."""
+        # Asked for again before it was given up.
+        self._dropped.discard(key)
+        if key not in self._pending:
+            self._pending[key] = self._pool.submit(self._make, key, pixels)
+
+    def _make(self, key: str, pixels: np.ndarray) -> torch.Tensor:
+        def keep_going() -> None:
+            if key in self._dropped:
+                raise TowerDropped
+
+        keep_going()
+        return self._tower.encode(torch.from_numpy(pixels), keep_going)
+
+    def drop(self, key: str) -> None:
+        """Give a picture up, between two layers if it has begun."""
+        if key in self._pending:
+            self._dropped.add(key)
+
+    def take(self) -> list[tuple[str, torch.Tensor | None]]:
+        """Drain what is done: rows by key; None: the picture was given up.
+
+        Raises:
+            CheckpointError: The tower's files cannot be read.
+        """
+        done = [(key, future) for key, future in self._pending.items() if future.done()]
+        taken: list[tuple[str, torch.Tensor | None]] = []
+        for key, future in done:
+            del self._pending[key]
+            self._dropped.discard(key)
+            try:
+                taken.append((key, future.result()))
+            except TowerDropped:
+                taken.append((key, None))
+        return taken
+
+    def close(self) -> None:
+        """Give everything up, and wait for the layer that runs."""
+        self._dropped.update(self._pending)
+        self._pool.shutdown(cancel_futures=True)
