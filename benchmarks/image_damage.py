@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -51,15 +52,13 @@ def damage(data: bytes, draws: np.random.Generator) -> bytes:
     if draws.random() < 0.3:
         del changed[int(draws.integers(1, len(changed))) :]
     if draws.random() < 0.1:
-        changed += changed
+        changed += bytes(changed)
     return bytes(changed)
 
 
-async def _send(
-    client: httpx.AsyncClient, files: asyncio.Queue[bytes], statuses: Counter[int]
-) -> None:
-    while not files.empty():
-        url = "data:image/png;base64," + base64.b64encode(files.get_nowait()).decode()
+async def _send(client: httpx.AsyncClient, files: Iterator[bytes], statuses: Counter[int]) -> None:
+    for file in files:
+        url = "data:image/png;base64," + base64.b64encode(file).decode()
         content = [{"type": "image_url", "image_url": {"url": url}}]
         body = {"messages": [{"role": "user", "content": content}]}
         answer = await client.post("/tokenize", json=body)
@@ -78,9 +77,7 @@ async def run(url: str, num_files: int, seed: int, process: int | None) -> dict[
     """Send damaged files; return what came of them."""
     draws = np.random.default_rng(seed)
     whole = make_files(draws)
-    queue: asyncio.Queue[bytes] = asyncio.Queue()
-    for number in range(num_files):
-        queue.put_nowait(damage(whole[number % len(whole)], draws))
+    files = (damage(whole[number % len(whole)], draws) for number in range(num_files))
     statuses: Counter[int] = Counter()
     times: list[float] = []
     sizes = []
@@ -91,7 +88,7 @@ async def run(url: str, num_files: int, seed: int, process: int | None) -> dict[
     ):
         watching = asyncio.create_task(_watch(watcher, times))
         sending = [
-            asyncio.create_task(_send(client, queue, statuses)) for _ in range(_NUM_AT_A_TIME)
+            asyncio.create_task(_send(client, files, statuses)) for _ in range(_NUM_AT_A_TIME)
         ]
         while not all(task.done() for task in sending):
             await asyncio.sleep(1)

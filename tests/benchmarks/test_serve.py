@@ -160,7 +160,7 @@ def test_senseless_flags_are_refused(
 
 
 @pytest.mark.parametrize(
-    "flags", [("--use-beam-search",), ("--lora-modules", "a"), ("--random-mm-bucket-config", "{}")]
+    "flags", [("--use-beam-search",), ("--lora-modules", "a"), ("--random-batch-size", "2")]
 )
 def test_flags_of_others_are_refused_by_name(
     stub: Stub, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -7,7 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from vllm.cachelab.trace.events import Added, Units
 from vllm.cachelab.trace.hash_chain import HashChains
+from vllm.cachelab.twin.pairs import compare_recorded, format_pair
+from vllm.cachelab.twin.trace_file import RecordedRequest
 from vllm.distributed.kv_transfer.handover.params import digest_prompt
 from vllm.entrypoints.openai.diagnosis.fingerprint import prefix_digests
 from vllm.multimodal.comparison import comparable_ids
@@ -15,7 +18,7 @@ from vllm.multimodal.families import gemma4_images, qwen35_images
 from vllm.multimodal.identity import image_identity, is_identity
 from vllm.multimodal.inputs import ImageFeature
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.utils.hashing import BlockHash, get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
     event_extra_keys,
     get_request_block_hasher,
@@ -200,3 +203,21 @@ def test_records_of_a_run_tell_pictures_apart() -> None:
     assert (first.num_known, second.num_known) == (0, 1)
     tokens = [b64decode(units.next_tokens) for units in (first, second)]
     assert tokens[0][:4] != tokens[1][:4]
+
+
+@pytest.mark.parametrize(
+    ("other", "at"), [(("b", 5), 1), (("a", 5), None), (("b", 9), None), (None, None)]
+)
+def test_an_explanation_says_at_which_picture_two_prompts_part(other: Any, at: Any) -> None:
+    def record(*images: ImageFeature, hashes: str) -> RecordedRequest:
+        spec = [(image.offset, image.num_tokens, image.identifier[:16]) for image in images]
+        added = Added(0, hashes, 0, 24, 4, Units("", 0, ""), images=spec)
+        return RecordedRequest(added, [BlockHash(char.encode()) for char in hashes], {})
+
+    old = record(feature("a"), hashes="abcdef")
+    new = record(*([] if other is None else [feature(*other)]), hashes="avwxyz")
+
+    pair = compare_recorded(old, new, _UNIT)
+
+    assert (pair.shared_tokens, pair.parts_before, pair.parts_at_image) == (4, 8, at)
+    assert ("picture 1" in "".join(format_pair(pair))) == (at == 1)

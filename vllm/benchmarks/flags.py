@@ -18,7 +18,7 @@ from vllm.v1.engine.option_flags import add_option_flags
 BACKENDS = ("openai", "vllm", "openai-chat", "openai-responses")
 DATASETS = (
     *("random", "sharegpt", "custom", "prefix_repetition", "timed_trace", "repeat"),
-    *("sonnet", "burstgpt", "spec_bench", "hf"),
+    *("sonnet", "burstgpt", "spec_bench", "hf", "random-mm"),
 )
 READINGS = ("beginning", "whole", "rounds")
 BALANCERS = ("prefix", "round-robin", "least-load", "session", "first-block", "joint")
@@ -42,13 +42,6 @@ _REFUSED_SERVE_FLAGS = (
     RefusedFlag(("--hf-name",), advice="give a local copy with --dataset-path FOLDER"),
     RefusedFlag(("--random-batch-size",), harmless=("1",), advice=_ONLY_TEXT),
     RefusedFlag(("--is-reranker",), is_switch=True, advice=_ONLY_TEXT),
-    *(
-        RefusedFlag((f"--random-mm-{name}",), advice=_ONLY_TEXT)
-        for name in (
-            *("base-items-per-request", "num-mm-items-range-ratio"),
-            *("limit-mm-per-prompt", "bucket-config"),
-        )
-    ),
     *(
         RefusedFlag((f"--blazedit-{name}",), advice="use custom with lines of your own")
         for name in ("min-distance", "max-distance")
@@ -172,6 +165,24 @@ class DatasetOptions:
     )
     random_range_ratio: float = option(
         0.0, "Lengths vary by this share, up and down.", group="dataset: random"
+    )
+    random_mm_base_items_per_request: int = option(
+        1, "Pictures of a request.", group="dataset: random-mm"
+    )
+    random_mm_num_mm_items_range_ratio: float = option(
+        0.0, "Their number varies by this share, up and down.", group="dataset: random-mm"
+    )
+    random_mm_limit_mm_per_prompt: str = option(
+        '{"image": 255}', "Most of a request.", group="dataset: random-mm", metavar="JSON"
+    )
+    random_mm_bucket_config: str = option(
+        "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5}",
+        "Shares of sizes: (height, width, 1).",
+        group="dataset: random-mm",
+        metavar="SHARES",
+    )
+    random_mm_repeat_rate: float = option(
+        0.0, "Share of pictures that were sent before.", group="dataset: random-mm"
     )
     prefix_repetition_num_prefixes: int = option(
         10, "How many there are.", group="dataset: prefix_repetition"

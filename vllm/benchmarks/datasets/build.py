@@ -10,6 +10,12 @@ from vllm.benchmarks.datasets.corpora import (
 )
 from vllm.benchmarks.datasets.files import custom_prompts, sharegpt_prompts
 from vllm.benchmarks.datasets.lines import BadLines
+from vllm.benchmarks.datasets.pictures import (
+    PictureShape,
+    read_buckets,
+    read_limit,
+    with_pictures,
+)
 from vllm.benchmarks.datasets.prompt import BenchRequest
 from vllm.benchmarks.datasets.synthetic import (
     Reading,
@@ -50,7 +56,7 @@ def make_prompts(args: argparse.Namespace, words: Words) -> list[BenchRequest]:
         )
     if args.dataset_name == "repeat":
         return repeat_prompts(words, repeat_shape(args), args.num_prompts, args.seed)
-    return random_prompts(
+    made = random_prompts(
         words,
         args.num_prompts,
         args.seed,
@@ -59,6 +65,22 @@ def make_prompts(args: argparse.Namespace, words: Words) -> list[BenchRequest]:
         prefix_len=args.random_prefix_len,
         range_ratio=args.random_range_ratio,
     )
+    if args.dataset_name != "random-mm":
+        return made
+    backend = getattr(args, "backend", "none")
+    if backend != "openai-chat":
+        raise ConfigError(
+            f"--dataset-name random-mm with --backend {backend}: pictures go into chats, so "
+            "give --backend openai-chat."
+        )
+    shape = PictureShape(
+        args.random_mm_base_items_per_request,
+        args.random_mm_num_mm_items_range_ratio,
+        read_limit(args.random_mm_limit_mm_per_prompt),
+        read_buckets(args.random_mm_bucket_config),
+        args.random_mm_repeat_rate,
+    )
+    return with_pictures(made, shape, args.seed)
 
 
 def repeat_shape(args: argparse.Namespace) -> RepeatShape:

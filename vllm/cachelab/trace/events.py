@@ -98,6 +98,8 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
         stays_in_memory: Whether what it leaves goes to no disk.
         is_spare: Whether what it leaves goes before what others left.
         insert_end: Tokens up to which it leaves anything; None: all.
+        images: Of each of its pictures the first token, how many tokens it has, and 16 hex digits
+            that tell it from others.
     """
 
     number: int
@@ -120,6 +122,7 @@ class Added(msgspec.Struct, array_like=True, tag="A"):
     stays_in_memory: bool = False
     is_spare: bool = False
     insert_end: int | None = None
+    images: list[tuple[int, int, str]] = []
 
 
 class Ending(msgspec.Struct, array_like=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from base64 import b64encode
 from collections import deque
@@ -171,6 +172,7 @@ class CacheRecorder:
                 request.options.stays_in_memory,
                 request.is_spare,
                 request.options.cache_insert_end,
+                [] if is_private else _list_images(request),
             )
         )
 
@@ -474,3 +476,16 @@ class RecordedScheduler(Scheduler):
 
 class RecordedAsyncScheduler(RecordedScheduler, AsyncScheduler):
     """The same of a scheduler that is a step ahead."""
+
+
+def _list_images(request: Request) -> list[tuple[int, int, str]]:
+    """What is recorded of a request's pictures; under a salt nobody can guess them by it."""
+    keys = request.encoder_keys()
+    return [
+        (
+            feature.mm_position.offset,
+            feature.mm_position.length,
+            hashlib.sha256(key.encode()).hexdigest()[:16],
+        )
+        for feature, key in zip(request.mm_features, keys, strict=True)
+    ]

@@ -15,12 +15,14 @@ class PromptPair:
         shared_tokens: That both begin with, the earlier one's answer included.
         parts_before: Token before which they part; None: the one goes on where the other ends.
         earlier_tokens: Of the earlier prompt and its answer.
+        parts_at_image: Number of the picture at which they part, from 1; None: it is not at one.
     """
 
     earlier: str
     shared_tokens: int
     parts_before: int | None
     earlier_tokens: int
+    parts_at_image: int | None = None
 
 
 def compare_recorded(old: RecordedRequest, new: RecordedRequest, unit: int) -> PromptPair:
@@ -40,7 +42,20 @@ def compare_recorded(old: RecordedRequest, new: RecordedRequest, unit: int) -> P
         num_shared * unit,
         None if is_over else (num_shared + 1) * unit,
         old.added.num_prompt_tokens + (old.num_output_tokens or 0),
+        None if is_over else _find_other_image(old, new, num_shared * unit, unit),
     )
+
+
+def _find_other_image(
+    old: RecordedRequest, new: RecordedRequest, begin: int, unit: int
+) -> int | None:
+    """Return the number of the picture that is another one, in the unit in which prompts part."""
+    pairs = zip(old.added.images, new.added.images, strict=False)
+    for number, ((offset, count, digest), other) in enumerate(pairs, 1):
+        is_there = offset < begin + unit and offset + count > begin
+        if is_there and other[:2] == (offset, count) and other[2] != digest:
+            return number
+    return None
 
 
 def format_pair(pair: PromptPair) -> Iterator[str]:
@@ -49,4 +64,9 @@ def format_pair(pair: PromptPair) -> Iterator[str]:
     if pair.parts_before is None:
         yield f"    goes on where the shorter one ends, after {pair.shared_tokens} shared tokens"
     else:
-        yield f"    shares {pair.shared_tokens} tokens, and parts before token {pair.parts_before}"
+        image = pair.parts_at_image
+        where = "" if image is None else f", at picture {image}: it is another one"
+        yield (
+            f"    shares {pair.shared_tokens} tokens, and parts before token "
+            f"{pair.parts_before}{where}"
+        )
