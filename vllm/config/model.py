@@ -64,6 +64,7 @@ class ModelConfig:
         pictures_are_whole: Whether the rows of a picture see each other both ways, so that a step
             holds all of one.
         max_picture_tokens: Soft tokens of the largest one that is served; 0: none is.
+        picture_row_bytes: Of what the tower makes of a soft token.
         max_model_len: Longest prompt + answer in tokens.
         original_max_model_len: What the user passed: None when nothing, -1 for "what fits".
     """
@@ -118,6 +119,7 @@ class ModelConfig:
     tower_fingerprint: str = ""
     pictures_are_whole: bool = False
     max_picture_tokens: int = 0
+    picture_row_bytes: int = 0
     max_logprobs: int = option(
         20,
         "Most a request may ask for; -1: all.",

@@ -133,6 +133,25 @@ def test_text_is_served_as_without_a_tower(served: Served) -> None:
 
 
 @pytest.mark.slow
+def test_drafts_change_no_answer(served: Served) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    prompts = [
+        Prompt([text(40, 30), served.picture(0, 41), text(41, 20)]),
+        Prompt([served.picture(1, 42), text(40, 30)]),
+    ]
+    expected = served.engine.run(*prompts, max_tokens=12)
+    drafting = PictureEngine(served.folder, speculative_config=drafts)
+    try:
+        for _ in range(2):  # cold, then hit
+            answers = drafting.run(*prompts, max_tokens=12)
+            assert [own.tokens for own in answers] == [own.tokens for own in expected]
+            assert [own.logprobs for own in answers] == [own.logprobs for own in expected]
+        assert any(len(own.chunks) < 14 for own in answers)
+    finally:
+        drafting.close()
+
+
+@pytest.mark.slow
 def test_chunks_of_any_size_give_the_same_answer(served: Served) -> None:
     """Steps of few tokens cut a causal picture anywhere, and one that sees itself nowhere."""
     seen = served.picture(0, 21)

@@ -464,6 +464,7 @@ class EngineArgs:
             tower_fingerprint=images.fingerprint,
             pictures_are_whole=images.are_whole,
             max_picture_tokens=images.longest,
+            picture_row_bytes=images.row_bytes,
             **values_for(ModelConfig, self),
         )
 

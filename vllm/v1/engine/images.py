@@ -14,6 +14,8 @@ from vllm.utils.gguf_file import is_gguf
 
 logger = init_logger(__name__)
 
+_VALUE_BYTES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class ServedImages:
@@ -25,6 +27,7 @@ class ServedImages:
         fingerprint: Names the tower.
         are_whole: Whether a step holds all of a picture.
         longest: Soft tokens of the largest picture that is served.
+        row_bytes: Of what the tower makes of a soft token.
     """
 
     family: ImageFamily | None
@@ -32,6 +35,7 @@ class ServedImages:
     fingerprint: str = ""
     are_whole: bool = False
     longest: int = 0
+    row_bytes: int = 0
 
 
 def find_images(
@@ -59,10 +63,11 @@ def find_images(
     if obstacle:
         return ServedImages(None, obstacle)
     are_whole, family = plan.both_ways != "nowhere", plan.family.for_cpu()
+    row_bytes = plan.tower.out_width * _VALUE_BYTES
     longest = min(plan.longest or family.max_tokens, family.max_tokens)
     if is_drawn:
         digest = sha256(repr((plan.tower, seed)).encode()).hexdigest()
-        return ServedImages(family, "", digest, are_whole, longest)
+        return ServedImages(family, "", digest, are_whole, longest, row_bytes)
     if is_gguf(checkpoint):
         return ServedImages(None, "a GGUF file holds no tower for pictures")
     stored = pick_tensors(plan.tower, read_headers(find_weight_files(Path(checkpoint))))
@@ -71,7 +76,8 @@ def find_images(
         if stored:
             logger.warning("The model is served without pictures: %s", reason)
         return ServedImages(None, f"it is served without pictures: {reason}")
-    return ServedImages(family, "", find_fingerprint(plan.tower, stored), are_whole, longest)
+    digest = find_fingerprint(plan.tower, stored)
+    return ServedImages(family, "", digest, are_whole, longest, row_bytes)
 
 
 def check_budget(longest: int, are_whole: bool, num_tokens: int, num_requests: int) -> None:

@@ -260,7 +260,8 @@ def _find_standing_rows(step: StepInput, rebuilt: Sequence[str]) -> _StandingRow
         rows.append(np.arange(row, row + end - item.start, dtype=np.int64))
         positions.append(np.arange(start, end, dtype=np.int64))
         next_ids.append(state.get_tokens(start + 1, end + 1))
-        slices.append(replace(item, start=start, num_tokens=end - start))
+        # The block drafts text: its rows see none behind them.
+        slices.append(replace(item, start=start, num_tokens=end - start, pictures=()))
     return _StandingRows(
         np.concatenate(rows), np.concatenate(positions), np.concatenate(next_ids), slices
     )

@@ -34,6 +34,7 @@ from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.gguf_file import is_gguf
 from vllm.utils.liveness import LONG_STEP_TIMEOUTS
 from vllm.v1.attention.metadata import CacheLayout
+from vllm.v1.attention.ops.narrow_linear import is_native
 from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_model import StepModel
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -47,6 +48,9 @@ from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
 from vllm.v1.worker.pictures import PictureRows
 
 logger = init_logger(__name__)
+
+# Patches of a picture, about.
+_TOWER_ROWS = 2_000
 
 
 class Worker:
@@ -217,7 +221,9 @@ class Worker:
             ]
             self._stored = [tensor for tensor in self._stored if tensor not in own]
         seed = self._config.model_config.seed
-        tower = Tower(plan, None if is_drawn else own, self._dtype, seed)
+        # Thousands of rows at a time: where narrow products are slow, all is widened once.
+        dtype = self._dtype if is_native(self._dtype, _TOWER_ROWS) else torch.float32
+        tower = Tower(plan, None if is_drawn else own, dtype, seed)
         logger.info(
             "pictures: the tower (%.1f MB) stays in its files until the first one",
             tower.num_bytes / 1e6,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
+# Rows of towers that are kept in any case: a few dozen pictures, each of which took seconds.
+_LEAST_CACHE_BYTES = 128 << 20
 # Steps' worth of tokens by which a tenant that always had something alive may be behind.
 _MAX_LAG_STEPS = 8
 
@@ -108,6 +110,9 @@ def make_encoder_planner(
     # Outsiders bring model configs of their own.
     are_whole = bool(sizes) and getattr(model_config, "pictures_are_whole", False) is True
     compute_budget, cache_size = compute_mm_encoder_budget(vllm_config.scheduler_config, sizes)
+    row_bytes = getattr(model_config, "picture_row_bytes", 0)
+    if sizes and row_bytes:
+        cache_size = max(cache_size, _LEAST_CACHE_BYTES // row_bytes)
     return EncoderPlanner(
         cache=(
             EncoderDecoderCacheManager(cache_size)
