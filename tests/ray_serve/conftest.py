@@ -23,9 +23,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Any]:
-    """Two nodes of three CPUs by name, and this process as a driver."""
+    """Two nodes of three CPUs by name, and this process as a driver; idle, Ray computes too."""
     with ray_cluster(3, 3) as cluster:
         import ray
 
