@@ -85,13 +85,13 @@ def _check_ref_counts(pool: TieredPool, holds: Counter[int]) -> None:
     if num_null := pool.null_block.ref_cnt:
         raise _broken("I2", f"the null block counts {num_null}, and is never counted")
     num_held_by_model = 0
-    for block in pool.blocks[1:]:
-        num_held = holds[block.block_id]
-        if block.ref_cnt == num_held:
+    counts = {block.block_id: block.ref_cnt for block in pool.blocks if block.ref_cnt}
+    for block_id in counts.keys() | holds.keys():
+        count, num_held = counts.get(block_id, 0), holds[block_id]
+        if count == num_held:
             continue
-        if num_held or block.ref_cnt != 1 or num_held_by_model == pool.num_reserved_blocks:
-            detail = f"block {block.block_id} counts {block.ref_cnt}, held {num_held} times"
-            raise _broken("I2", detail)
+        if num_held or count != 1 or num_held_by_model == pool.num_reserved_blocks:
+            raise _broken("I2", f"block {block_id} counts {count}, held {num_held} times")
         num_held_by_model += 1
     num_free = sum(queue.num_free_blocks for queue in dict.fromkeys(pool.tiers))
     num_held_blocks = len(holds) + num_held_by_model
@@ -104,24 +104,28 @@ def _check_ref_counts(pool: TieredPool, holds: Counter[int]) -> None:
 
 def _check_tiers(pool: TieredPool) -> None:
     seen: Counter[int] = Counter()
+    may_be_kept = pool.pins is not None or len(pool.claims) > 0
+    find_tier = pool.index.tier
     for queue in dict.fromkeys(pool.tiers):
         queued = queue.get_all_free_blocks()
         if len(queued) != queue.num_free_blocks:
             detail = f"a tier counts {queue.num_free_blocks} blocks, holds {len(queued)}"
             raise _broken("I3", detail)
-        seen.update(block.block_id for block in queued)
+        seen.update([block.block_id for block in queued])
         for block in queued:
-            placed, best = pool.tier_of(block), _best_tier(pool, block)
+            placed = pool.tier_of(block)
             if placed is None or pool.tiers[placed] is not queue:
                 detail = f"block {block.block_id} is believed in tier {placed!r}, stands elsewhere"
                 raise _broken("I3", detail)
+            best = _best_tier(pool, block) if may_be_kept else find_tier(block)
             if pool.tiers[best] is not queue:
                 detail = f"block {block.block_id} stands in {placed!r}, but serves {best!r}"
                 raise _broken("I3", detail)
     if seen[0]:
         raise _broken("I3", "the null block stands in a tier")
+    find_seen = seen.get
     for block in pool.blocks[1:]:
-        if seen[block.block_id] != (block.ref_cnt == 0):
+        if find_seen(block.block_id, 0) != (block.ref_cnt == 0):
             num_tiers = seen[block.block_id]
             detail = f"block {block.block_id} with ref count {block.ref_cnt} stands in {num_tiers}"
             raise _broken("I3", f"{detail} tiers")

@@ -1,6 +1,6 @@
 """Which checkpoints a window block belongs to."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
 from vllm.v1.core.values.free_block_queue import KVCacheBlock
 from vllm.v1.core.values.hit import Checkpoint
@@ -47,11 +47,18 @@ class Members:
             if any(block in g[n:] for n, g in zip(counts, record.blocks, strict=True)):
                 yield record
 
+    def held_ids_of(self, record: Checkpoint) -> Set[int]:
+        """Return the ids of a checkpoint's blocks that are not entered; none: it is not open."""
+        counts = self._open.get(record)
+        if counts is None:
+            return frozenset()
+        groups = zip(counts, record.blocks, strict=True)
+        return {block.block_id for n, group in groups for block in group[n:]}
+
     def open_blocks(self) -> Iterator[int]:
         """Iterate over the ids of blocks that are not entered, once for each open checkpoint."""
-        for record, counts in self._open.items():
-            groups = zip(counts, record.blocks, strict=True)
-            yield from {block.block_id for n, group in groups for block in group[n:]}
+        for record in self._open:
+            yield from self.held_ids_of(record)
 
     def enter(self, record: Checkpoint, blocks: Sequence[KVCacheBlock]) -> None:
         """Note of blocks that they belong to a checkpoint."""

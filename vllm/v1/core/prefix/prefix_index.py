@@ -405,19 +405,22 @@ class PrefixIndex:
         for prefix_hash, record in self.checkpoints.items():
             if record.prefix_hash != prefix_hash:
                 yield f"a record at {record.position} is misfiled"
+            listed = {block.block_id for block in self.members.blocks_of(record)}
+            held = self.members.held_ids_of(record)
             for block in record.all_blocks():
-                needed[block.block_id] += 1
-                if block.ref_cnt == 0 and block not in self.members.blocks_of(record):
-                    yield f"free block {block.block_id} is not listed at {record.position}"
-                if record not in self.checkpoints_of(block):
-                    yield f"block {block.block_id} does not know the record at {record.position}"
+                block_id = block.block_id
+                needed[block_id] += 1
+                if block.ref_cnt == 0 and block_id not in listed:
+                    yield f"free block {block_id} is not listed at {record.position}"
+                if block_id not in held and record not in self.members.entered.get(block_id, ()):
+                    yield f"block {block_id} does not know the record at {record.position}"
         if not self.keys:
             yield from self._find_broken_chains()
         believed = Counter({block_id: len(of) for block_id, of in self.members.entered.items()})
         believed.update(self.members.open_blocks())
-        for block in blocks:
-            if believed[block.block_id] != needed[block.block_id]:
-                yield f"block {block.block_id} believes in {believed[block.block_id]} records"
+        for block_id in believed.keys() | needed.keys():
+            if believed[block_id] != needed[block_id]:
+                yield f"block {block_id} believes in {believed[block_id]} records"
 
     def _find_broken_chains(self) -> Iterator[str]:
         """Say which units of a model without dense rows nothing leads to: no lookup gets there."""
