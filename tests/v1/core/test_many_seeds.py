@@ -48,9 +48,9 @@ def test_a_wrong_row_is_noticed() -> None:
     memory: RowMemory = run_random_traffic(1).memory
     block_id, (group, rows) = next(iter(memory._blocks.items()))
     row, tag = next(iter(rows.items()))
-    memory._read(group, block_id, row, tag, "right")
+    memory._read(group, block_id, row, [tag], "right")
     with pytest.raises(AssertionError, match="another prefix's"):
-        memory._read(group, block_id, row, tag + 1, "wrong")
+        memory._read(group, block_id, row, [tag + 1], "wrong")
 
 
 @pytest.mark.slow

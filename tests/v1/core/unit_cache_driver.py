@@ -8,7 +8,7 @@ fails as soon as a request would read a row that was not computed from exactly i
 import random
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -140,12 +140,16 @@ class RowMemory:
         rows[row] = tag
         self._blocks[block_id] = (group, rows)
 
-    def _read(self, group: int, block_id: int, row: int, tag: Tag, what: str) -> None:
+    def _read(self, group: int, block_id: int, first: int, tags: Sequence[Tag], what: str) -> None:
+        """Read rows of one block that follow each other; all that is run is mostly this."""
         assert block_id != 0, f"{what}: the null block is read"
         owner, rows = self._blocks.get(block_id, (-1, {}))
         assert owner == group, f"{what}: block {block_id} holds rows of group {owner}"
-        assert rows.get(row) == tag, f"{what}: row {row} of block {block_id} is another prefix's"
-        self.num_rows_read += 1
+        get = rows.get
+        for row, tag in enumerate(tags, first):
+            if get(row) != tag:
+                raise AssertionError(f"{what}: row {row} of block {block_id} is another prefix's")
+        self.num_rows_read += len(tags)
 
     def _window_block(self, request_id: str, group: int, index: int) -> int:
         table = self._windows[request_id].get(group)
@@ -158,7 +162,7 @@ class RowMemory:
         for index in group.rows_below(position):
             block = self._window_block(rid, group.group_id, index)
             what = f"{rid} resuming at {position}, state of group {group.group_id}"
-            self._read(group.group_id, block, 0, tag, what)
+            self._read(group.group_id, block, 0, (tag,), what)
 
     def write_state(self, rid: str, group: GroupGeometry, position: int, tag: Tag) -> None:
         """Store the state after ``position`` tokens in the blocks that it was given, if any."""
@@ -194,10 +198,12 @@ class RowMemory:
                 if position % group.align == 0 or position == end:
                     self.write_state(rid, group, position, tags[position - 1])
         for group in rows:
-            for row in range(max(group.first_needed(start), bounds.read_from), start):
-                block = self._window_block(rid, group.group_id, row // group.block_size)
-                what = f"{rid} window group {group.group_id} resuming at {start}, row {row}"
-                self._read(group.group_id, block, row % group.block_size, window_tags[row], what)
+            what = f"{rid} window group {group.group_id} resuming at {start}"
+            first = max(group.first_needed(start), bounds.read_from)
+            for index, begin, stop in split_rows(first, start, group.block_size):
+                block = self._window_block(rid, group.group_id, index)
+                tags_read = window_tags[begin:stop]
+                self._read(group.group_id, block, begin % group.block_size, tags_read, what)
         for group in rows:
             for row in range(start, end):
                 block = self._window_block(rid, group.group_id, row // group.block_size)
@@ -212,11 +218,19 @@ class RowMemory:
                 block = table[k // rows_per_block]
                 tag = tags[(k + 1) * group.ratio - 1]
                 self._write(group.group_id, block, k % rows_per_block, tag, (k + 1) * group.ratio)
-            for k in range(end // group.ratio):
-                block = table[k // rows_per_block]
-                tag = tags[(k + 1) * group.ratio - 1]
-                what = f"{rid} dense group {group.group_id} at {end}, row {k}"
-                self._read(group.group_id, block, k % rows_per_block, tag, what)
+            what = f"{rid} dense group {group.group_id} at {end}"
+            row_tags = tags[group.ratio - 1 : end : group.ratio]
+            for index, begin, stop in split_rows(0, end // group.ratio, rows_per_block):
+                self._read(group.group_id, table[index], 0, row_tags[begin:stop], what)
+
+
+def split_rows(first: int, end: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Iterate over the blocks of rows [first, end): a block's index, its first row, one past."""
+    while first < end:
+        index = first // size
+        stop = min((index + 1) * size, end)
+        yield index, first, stop
+        first = stop
 
 
 def _find_spread(config: KVCacheConfig) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from tests.v1.core.unit_cache_driver import RowMemory
+from tests.v1.core.unit_cache_driver import RowMemory, split_rows
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -65,13 +65,14 @@ class PageMemory:
             first = 0
             if isinstance(spec, SlidingWindowSpec):
                 first = max(0, start - spec.sliding_window + 1)
-            for row in range(first, end):
-                block_id = tables[group][row // spec.block_size]
-                assert block_id != 0, f"row {row} of group {group} is read from the null block"
+            for index, begin, stop in split_rows(first, end, spec.block_size):
+                block_id = tables[group][index]
+                assert block_id != 0, f"row {begin} of group {group} is read from the null block"
                 owner, rows = self._blocks[block_id]
                 assert owner == group, f"block {block_id} holds rows of group {owner}"
-                found = rows.get(row % spec.block_size)
-                assert found == tags[row], f"row {row} in block {block_id} is another prefix's"
+                slot = begin % spec.block_size
+                found = [rows.get(slot + i) for i in range(stop - begin)]
+                assert found == tags[begin:stop], f"block {block_id} has rows of another prefix"
 
 
 @dataclass
