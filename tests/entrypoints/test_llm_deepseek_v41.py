@@ -45,8 +45,8 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def open_llm(folder: Path, **settings: Any) -> LLM:
     return LLM(
         model=str(folder),
-        max_model_len=512,
         **{
+            "max_model_len": 512,
             "block_size": 32,
             "max_num_batched_tokens": 512,
             "num_gpu_blocks_override": 300,
@@ -110,6 +110,26 @@ def test_without_a_prefix_cache_the_decoder_is_lazy(
         llm.generate([{"prompt_token_ids": prompts[0]}], params, use_tqdm=False)
         # Then the output of every row is read.
         assert counts == [64] * 20 + [22] * 10
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_the_decoder_is_lazy_beside_a_prefix_cache(
+    checkpoint: tuple[Path, Reference], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside a prompt checkpoints lack upper windows: they serve those who read nothing soon."""
+    folder, reference = checkpoint
+    monkeypatch.setenv("VLLM_NATIVE", str(int(native)))
+    counts = count_block_rows(monkeypatch)
+    first = tokens(700, 5)
+    branches = [[*first[:600], *tokens(110, seed)] for seed in (6, 7)]
+    with open_llm(folder, max_model_len=1024, max_num_batched_tokens=256) as llm:
+        for prompt, expected in zip((first, *branches, first), (0, 512, 576, 672), strict=True):
+            ((answer, hit),) = ask(llm, prompt, count=4)
+            assert hit == expected
+            assert_greedy(reference, prompt, answer)
+            if prompt is first and not hit and not native:
+                # Five layers compute all rows, five those that a checkpoint at 512 needs on.
+                assert 5 * 700 + 5 * 188 < sum(counts[:-30]) < 5 * 700 + 5 * 240
 
 
 def test_drafts_cost_nothing(checkpoint: tuple[Path, Reference]) -> None:

@@ -40,6 +40,8 @@ init_none_hash(sha256)
 Tag = int
 # Of a row that was computed without all rows it depends on.
 _INEXACT: Tag = -1
+# More than any tag; added to that of a row that some of a group's layers have.
+_SOME_LAYERS: Tag = 1 << 80
 _ALL_ROWS = RowBounds(())
 
 
@@ -147,7 +149,9 @@ class RowMemory:
         assert owner == group, f"{what}: block {block_id} holds rows of group {owner}"
         get = rows.get
         for row, tag in enumerate(tags, first):
-            if get(row) != tag:
+            found = get(row)
+            # A row of all layers is one of some, too.
+            if found != tag and (found is None or found + _SOME_LAYERS != tag):
                 raise AssertionError(f"{what}: row {row} of block {block_id} is another prefix's")
         self.num_rows_read += len(tags)
 
@@ -200,15 +204,20 @@ class RowMemory:
         for group in rows:
             what = f"{rid} window group {group.group_id} resuming at {start}"
             first = max(group.first_needed(start), bounds.read_from)
+            if group.lazy_reach:
+                first = max(first, bounds.output_from - group.lazy_reach)
             for index, begin, stop in split_rows(first, start, group.block_size):
                 block = self._window_block(rid, group.group_id, index)
                 tags_read = window_tags[begin:stop]
+                if group.lazy_reach:
+                    read = enumerate(tags_read, begin)
+                    tags_read = [_leave_out(tag, row, group, bounds) for row, tag in read]
                 self._read(group.group_id, block, begin % group.block_size, tags_read, what)
         for group in rows:
             for row in range(start, end):
                 block = self._window_block(rid, group.group_id, row // group.block_size)
                 if block:
-                    tag = window_tags[row]
+                    tag = _leave_out(window_tags[row], row, group, bounds)
                     self._write(group.group_id, block, row % group.block_size, tag, row + 1)
         for group in self._geometry.dense:
             table = dense[group.group_id]
@@ -231,6 +240,17 @@ def split_rows(first: int, end: int, size: int) -> Iterator[tuple[int, int, int]
         stop = min((index + 1) * size, end)
         yield index, first, stop
         first = stop
+
+
+def _leave_out(tag: Tag, row: int, group: GroupGeometry, bounds: RowBounds) -> Tag:
+    """Return what a window row holds of which layers may leave some out.
+
+    rows           | none           | those of the first layers | all
+    of a group     ^ 0              ^ output - lazy_reach       ^ output - the window
+    """
+    if not group.lazy_reach or row >= bounds.output_from - group.keep or tag == _INEXACT:
+        return tag
+    return _INEXACT if row < bounds.output_from - group.lazy_reach else tag + _SOME_LAYERS
 
 
 def _find_spread(config: KVCacheConfig) -> int:
@@ -294,7 +314,12 @@ class Driver:
             else policy(geometry)
         )
         self.manager = make_manager(
-            config, max_model_len, policy=made, pinning=pinning, enable_kv_cache_events=True
+            config,
+            max_model_len,
+            policy=made,
+            pinning=pinning,
+            enable_kv_cache_events=True,
+            allows_lazy=True,
         )
         self.coordinator = coordinator_of(self.manager)
         self.memory = RowMemory(self.manager)

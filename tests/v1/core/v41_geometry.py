@@ -1,4 +1,7 @@
-"""DeepSeek-V4.1's cache, small: two ratios in one dense group, windows split in two sections."""
+"""DeepSeek-V4.1's cache, small: two ratios in one dense group, windows split in two sections.
+
+The upper one, from the last source on, leaves out rows that no output depends on.
+"""
 
 from tests.v1.core.v4_geometry import BF16, FP32
 from vllm.v1.core.layout.packing import build_packed_tensors, group_for_packing
@@ -21,7 +24,8 @@ def v41_config(unit: int, num_blocks: int, length: int = 128) -> KVCacheConfig:
             head_size=16,
             dtype=BF16,
             sliding_window=length,
-            section=int(layer > 3),
+            section=int(layer >= 3),
+            lazy_reach=3 * (length - 1) if layer >= 3 else 0,
         )
         ratio = {1: 2, 3: 1}.get(layer)
         if ratio is None:

@@ -6,7 +6,7 @@ its spec's answer, ``KVCacheSpec.geometry``; the words are explained there
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
@@ -128,6 +128,16 @@ class CacheGeometry:
     def is_recurrent(self) -> bool:
         """Whether a checkpoint holds a state of all tokens, which no few of them bring back."""
         return any(group.is_recurrent for group in self.groups)
+
+    @cached_property
+    def lazy_reach(self) -> int:
+        """How far before the first output that is read some layers leave rows out; 0: none do."""
+        return max((group.lazy_reach for group in self.groups), default=0)
+
+    def without_lazy_layers(self) -> "CacheGeometry":
+        """Return the same for requests of which every layer computes every row."""
+        groups = tuple(replace(group, lazy_reach=0) for group in self.groups)
+        return replace(self, groups=groups)
 
     @cached_property
     def coarse(self) -> int:

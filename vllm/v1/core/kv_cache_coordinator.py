@@ -24,7 +24,7 @@ from vllm.v1.core.pool.exports import Exports, PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.prefix.drafter_rows import drop_stale
 from vllm.v1.core.prefix.held import HeldPrefixes
 from vllm.v1.core.prefix.located import list_checkpoints, locate_rows
-from vllm.v1.core.prefix.lookup import find_prefix, hit_tables
+from vllm.v1.core.prefix.lookup import find_prefix, first_output, hit_tables
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.publication import Publisher
 from vllm.v1.core.prefix.rebuilds import Rebuilds, prefer_rebuild
@@ -42,6 +42,7 @@ from vllm.v1.core.values.cache_step import (
     BlockCopy,
     FirstStep,
     Lookup,
+    RowBounds,
     StepPlan,
     StepRequest,
     StepWork,
@@ -102,6 +103,8 @@ class CheckpointCoordinator(Coordinator):
         self._ends_in_flight: list[KVCacheBlock] = []
         self._waiting = DonorWaits(prefixes, self.requests, self._changed)
         self._rebuilds = Rebuilds(self.geometry)
+        # Requests some of whose layers leave rows out now.
+        self._lazy: dict[str, RequestCache] = {}
         self.exports = Exports(self.block_pool)
         self.held: HeldPrefixes = HeldPrefixes(prefixes)
         self._session_rows = SessionRows(self.block_pool.blocks)
@@ -109,6 +112,8 @@ class CheckpointCoordinator(Coordinator):
         # Blocks that unpublished requests gave back, to be zeroed before the next step.
         self._scrubs = envs.VLLM_SCRUB_UNCACHED
         self._to_zero: list[int] = []
+        # Blocks of rows that were left out, which somebody reads where they are masked.
+        self._to_blank: list[int] = []
         # Requests whose rows of this schedule() others may already have been given.
         self._promised: set[str] = set()
         self._no_blocks: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.geometry.groups)
@@ -132,7 +137,13 @@ class CheckpointCoordinator(Coordinator):
         if self._changed and self.geometry.shares_whole_blocks:
             # Nobody is preempted once a request that waits is looked up: these steps run.
             self._promised.update(self._publish_pending())
-        find = partial(find_prefix, self.index, self.geometry, request.block_hashes)
+        find = partial(
+            find_prefix,
+            self.index,
+            self.geometry,
+            request.block_hashes,
+            output_from=first_output(self.geometry, request),
+        )
         hit = find(max_tokens)
         if self.settings.stale_row is StaleRow.DROP:
             hit = drop_stale(self.geometry, hit, request.following_tokens, find)
@@ -296,8 +307,17 @@ class CheckpointCoordinator(Coordinator):
                 blocks = list(islice(taken, count))
                 table.blocks += blocks
                 new_blocks[table.geometry.group_id].extend(blocks)
+        hit = plan.first.hit if plan.first is not None else None
         for window, indices in zip(cache.windows, plan.window_indices, strict=True):
-            window.insert(indices, list(islice(taken, len(indices))))
+            blocks = list(islice(taken, len(indices)))
+            window.insert(indices, blocks)
+            if hit is not None and hit.is_partial and window.geometry.lazy_reach:
+                below = window.geometry.rows_below(hit.position)
+                self._to_blank += [
+                    block.block_id
+                    for index, block in zip(indices, blocks, strict=True)
+                    if index in below
+                ]
         cache.ready_until = 0
         if plan.is_short:
             cache.set_ready(plan.step.alloc_end)
@@ -320,6 +340,9 @@ class CheckpointCoordinator(Coordinator):
         self.requests[request.request_id] = cache
         cache.published.wanted = first.wanted
         cache.published.junctions = first.junctions
+        cache.full_from = first.full_from
+        if first.full_from:
+            self._lazy[request.request_id] = cache
         if hit is None:
             return
         cache.published.num_units = hit.position // self.geometry.unit
@@ -346,6 +369,7 @@ class CheckpointCoordinator(Coordinator):
         request_id = cache.request.request_id
         del self.requests[request_id]
         self._rebuilds.end(request_id)
+        self._lazy.pop(request_id, None)
         sources = [adoption.block for adoption in first.partials if adoption.is_copy]
         held = chain(sources, *(reversed(table.blocks) for table in cache.tables()))
         # As if preempted: the conversation is at the same turn, and supersedes nothing.
@@ -358,6 +382,8 @@ class CheckpointCoordinator(Coordinator):
         if first.parts_at_hit:
             self.store.mark_junction(checkpoint)
         for window, window_blocks in zip(cache.windows, checkpoint.blocks, strict=True):
+            if checkpoint.is_partial and window.geometry.lazy_reach:
+                continue
             self.block_pool.touch(window_blocks)
             window.adopt(checkpoint.position, window_blocks)
         request = cache.request
@@ -421,9 +447,12 @@ class CheckpointCoordinator(Coordinator):
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know; the ends of copies stay held until they have run."""
         row_bounds = self._rebuilds.take_row_bounds() if self._rebuilds.running else {}
+        if self._lazy:
+            self._bound_outputs(row_bounds)
         if not self._changed and not row_bounds:
             return NO_WORK
-        work = StepWork(row_bounds=row_bounds)
+        blank, self._to_blank = self._to_blank, []
+        work = StepWork(row_bounds=row_bounds, new_block_ids=blank or None)
         for request_id, cache in self._changed.items():
             for copy in cache.copies:
                 work.copies.append((copy.source.block_id, copy.destination.block_id))
@@ -439,6 +468,19 @@ class CheckpointCoordinator(Coordinator):
                 self._publisher.give_back(cache, cache.take_spared())
         self._changed.clear()
         return work
+
+    def _bound_outputs(self, row_bounds: dict[str, RowBounds]) -> None:
+        """Say from where on requests' outputs are read, until all of their rows are.
+
+        Mutates:
+            row_bounds.
+        """
+        for request_id, cache in tuple(self._lazy.items()):
+            if cache.request.num_computed_tokens >= cache.full_from:
+                del self._lazy[request_id]
+                continue
+            bounds = row_bounds.get(request_id, RowBounds(write_from=()))
+            row_bounds[request_id] = replace(bounds, output_from=cache.full_from)
 
     # ---- prefixes that other engines read and write ----------------------------------------------
 
@@ -547,6 +589,7 @@ class CheckpointCoordinator(Coordinator):
         cache = self.requests.pop(request_id, None)
         self._changed.pop(request_id, None)
         self._rebuilds.end(request_id)
+        self._lazy.pop(request_id, None)
         if cache is None or not cache.is_admitted:
             return
         if self.settings.enable_caching and not cache.is_loading:

@@ -338,7 +338,8 @@ class KVCacheManager:
         """Drain what the worker must know before it runs the step."""
         work = self.coordinator.take_step_work()
         if self._zeroes_blocks:
-            work = replace(work, new_block_ids=self.take_new_block_ids())
+            blocks = [*(work.new_block_ids or ()), *self.take_new_block_ids()]
+            work = replace(work, new_block_ids=blocks)
         return work
 
     def held_prefixes(self) -> Sequence[HeldPrefix]:

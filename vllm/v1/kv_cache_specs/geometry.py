@@ -41,6 +41,8 @@ class GroupGeometry:
         num_pieces: Blocks that hold what ``block_size`` tokens leave: a large state is cut. Block
             indices count them all: those of tokens ``[i, i + 1) * block_size`` begin at
             ``i * num_pieces``.
+        lazy_reach: Window groups: above 0, their layers may leave out rows that come so many tokens
+            before the first output that is read: a checkpoint further back may lack theirs.
     """
 
     group_id: int
@@ -53,6 +55,7 @@ class GroupGeometry:
     is_recurrent: bool = False
     extra: int = 0
     num_pieces: int = 1
+    lazy_reach: int = 0
 
     def first_read(self, position: int) -> int:
         """Return the first row that computing the token at ``position`` reads.

@@ -27,6 +27,8 @@ class LatentRowsSpec(AttentionSpec):
         is_indexer: Whether they are an indexer's, which picks the entries to attend to.
         section: Which part of the model the layer belongs to. Windows of different sections share
             no group, so that a section's are blocks of their own.
+        lazy_reach: Windows: above 0, the layer may leave out rows that come so many tokens before
+            the first output that is read.
     """
 
     cache_dtype_str: str | None = None
@@ -36,6 +38,7 @@ class LatentRowsSpec(AttentionSpec):
     is_drafter: bool = field(default=False, compare=False)
     is_indexer: bool = field(default=False, compare=False)
     section: int = 0
+    lazy_reach: int = 0
 
     @property
     def serves_drafter(self) -> bool:

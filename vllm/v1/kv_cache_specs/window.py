@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from vllm.utils.math_utils import cdiv
@@ -102,6 +102,10 @@ class SlidingWindowMLASpec(LatentRowsSpec, SlidingWindowSpec):
     def packing_key(self) -> PackingKey:
         """Return its place among the window groups, those of its section."""
         return (1, self.sliding_window, self.block_size, f"{self.kind} {self.section}")
+
+    def geometry(self, group_id: int, unit: int) -> GroupGeometry:
+        """Describe a window, of layers that may leave rows out."""
+        return replace(super().geometry(group_id, unit), lazy_reach=self.lazy_reach)
 
     def attention_layout(self) -> GroupLayout:
         """Return latent rows of a window."""

@@ -157,6 +157,7 @@ class StepInputBuilder:
             ]
             bounds = bounds_by_id.get(state.req_id, _EVERYTHING) if bounds_by_id else _EVERYTHING
             reads_all = self._reads_all or state.sampling.params.prompt_logprobs is not None
+            output_from = bounds.output_from if self._keeps_all else state.num_tokens - 1
             wanted, views = 0 if reads_all else min(end - count, first_pooled), state.tables.views
             slices.append(
                 RequestSlice(
@@ -167,7 +168,7 @@ class StepInputBuilder:
                     bounds.read_from,
                     wanted,
                     len(guessed),
-                    0 if self._keeps_all or reads_all or all_rows else state.num_tokens - 1,
+                    0 if reads_all or all_rows else output_from,
                     self._find_previous(state, start) if self._num_previous else None,
                     self._find_pictures(state, start, end) if state.pictures else (),
                     self._both_ways == "everywhere",

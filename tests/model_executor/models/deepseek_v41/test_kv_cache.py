@@ -41,17 +41,20 @@ def test_bytes(block_size: int) -> None:
 
 @pytest.mark.parametrize("unit", [32, 64, 128])
 def test_groups(unit: int) -> None:
-    """One dense group, windows split behind layer 20, and what a block costs."""
+    """One dense group, windows split before layer 20, and what a block costs."""
     groups = group_for_packing(find_specs(unit))
     widths = [
         sum(padded_page_bytes(spec) for spec in group.layer_specs().values()) for group in groups
     ]
     scale = unit // 32
-    windows = [360_448, 327_680, 327_680, 294_912]
+    windows = [327_680] * 4
     assert widths == [*(width * scale for width in (409_600, *windows)), 24_576]
     layers = [sorted(int(name.split(".")[1]) for name in g.layer_names) for g in groups[1:5]]
-    assert sorted(layers[0] + layers[1]) == list(range(21))
-    assert sorted(layers[2] + layers[3]) == list(range(21, 40))
+    assert sorted(layers[0] + layers[1]) == list(range(20))
+    assert sorted(layers[2] + layers[3]) == list(range(20, 40))
+    # What of a prompt is further than this before its end serves no output.
+    assert {spec.lazy_reach for spec in groups[4].layer_specs().values()} == {20 * 127}
+    assert {spec.lazy_reach for spec in groups[1].layer_specs().values()} == {0}
     config = KVCacheConfig(1, [], groups, hit_unit=unit)
     geometry = CacheGeometry.from_config(config)
     # Every unit is a boundary without any state of a compressor.

@@ -9,7 +9,8 @@ For ``--block-size`` bs (tokens of one prefix unit), in tokens per block:
     .state            kv sources, r > 1 r           r         c and g, each head_dim
 
 Dense blocks of all ratios cover the same tokens, so all dense caches are one group. Windows are
-split behind the last layer that makes entries: what lies above it serves a prompt's end alone.
+split before the last layer that makes entries: from there on they serve a prompt's end alone, but
+for the entries.
 A ratio divides the unit, so at the end of a unit no window of a compressor is open, and no state
 has to be kept there.
 """
@@ -75,15 +76,18 @@ def deepseek_v41_kv_cache_specs(
     """
     check_block_size(config, block_size)
     specs: dict[str, KVCacheSpec] = {}
+    reach = (len(config.layers) - config.cut) * (config.sliding_window - 1)
     for layer, plan in enumerate(config.layers):
         names = LayerCacheNames.of_block(f"layers.{layer}")
+        is_lazy = 0 <= config.cut <= layer
         specs[names.window] = SlidingWindowMLASpec(
             block_size=block_size,
             num_kv_heads=1,
             head_size=config.head_dim,
             dtype=cache_dtype,
             sliding_window=config.sliding_window,
-            section=int(layer > config.cut),
+            section=int(is_lazy),
+            lazy_reach=reach if is_lazy else 0,
         )
         if plan.source != layer:
             continue

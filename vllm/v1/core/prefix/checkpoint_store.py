@@ -54,6 +54,10 @@ class CheckpointStore:
             Whether the record was entered; else the one that exists is kept if this one is.
         """
         existing = self._index.checkpoints.get(record.prefix_hash)
+        if existing is not None and existing.is_partial and not record.is_partial:
+            # Whoever may resume at the old one may at this.
+            self.dissolve(existing)
+            existing = None
         if existing is not None:
             self._note_session(existing, record.session)
             self._publish_again(existing, record)
@@ -267,7 +271,7 @@ class CheckpointStore:
         for record in self._index.checkpoints.values():
             for group, blocks in zip(geometry.windows, record.blocks, strict=True):
                 needed = group.rows_below(record.position)
-                if len(blocks) != len(needed):
+                if len(blocks) != len(needed) and not (record.is_partial and group.lazy_reach):
                     yield (
                         f"the record at {record.position} holds {len(blocks)} blocks of group "
                         f"{group.group_id}, needs {len(needed)}"

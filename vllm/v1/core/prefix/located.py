@@ -19,7 +19,7 @@ def list_checkpoints(
     return [
         PlacedCheckpoint(record.position, record.standing, record.next_token)
         for record in found
-        if record is not None
+        if record is not None and not record.is_partial
     ]
 
 

@@ -1,6 +1,9 @@
 """Looking a prompt up in the cache of prefixes that hit at one unit."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from vllm.utils.hashing import BlockHash
 from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
@@ -8,12 +11,16 @@ from vllm.v1.core.prefix.prefix_index import PrefixIndex
 from vllm.v1.core.values.free_block_queue import KVCacheBlock
 from vllm.v1.core.values.hit import Checkpoint, PartialAdoption, PrefixHit
 
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
 
 def find_prefix(
     index: PrefixIndex,
     geometry: CacheGeometry,
     block_hashes: Sequence[BlockHash],
     max_tokens: int,
+    output_from: int = 0,
 ) -> PrefixHit:
     """Find the deepest boundary where all groups can resume.
 
@@ -26,6 +33,8 @@ def find_prefix(
         geometry: The model's groups.
         block_hashes: Chained hashes, one per unit.
         max_tokens: Upper bound of the hit.
+        output_from: The first position that anything reads of all layers: far enough before it
+            checkpoints are enough that lack the rows of some.
 
     Returns:
         The hit. Cost: O(units matched). Takes no block.
@@ -45,12 +54,18 @@ def find_prefix(
         position = geometry.floor_lean(num_units * unit) if dense else 0
         full, partial = find_dense_blocks(index, geometry, block_hashes, position)
         return PrefixHit(position, full, partial, None, position)
+    matched = num_units * unit
+    if geometry.lazy_reach and _find_parting(index, geometry, block_hashes, matched):
+        # A checkpoint for all is left there.
+        output_from = min(output_from, matched)
+    partial_below = output_from - geometry.lazy_reach
     best: Checkpoint | None = None
     for i in range(num_units - 1, -1, -1):
         best = checkpoints.get(block_hashes[i])
+        if best is not None and best.is_partial and best.position >= partial_below:
+            best = None
         if best is not None:
             break
-    matched = num_units * unit
     if best is None:
         return PrefixHit.nothing(len(dense), matched)
     full, partial = find_dense_blocks(index, geometry, block_hashes, best.position)
@@ -59,6 +74,17 @@ def find_prefix(
     if partner is best:
         partner = None
     return PrefixHit(best.position, full, partial, best, matched, partner)
+
+
+def first_output(geometry: CacheGeometry, request: Request) -> int:
+    """Return the first boundary from which a request needs the rows of all layers; 0: it does.
+
+    A resend of its tokens resumes there.
+    """
+    params = request.sampling_params
+    if not geometry.lazy_reach or params is None or params.prompt_logprobs is not None:
+        return 0
+    return geometry.floor_unit(request.num_tokens - 1)
 
 
 def _count_seen(index: PrefixIndex, block_hashes: Sequence[BlockHash], limit: int) -> int:
@@ -146,12 +172,18 @@ def find_junction(
     index: PrefixIndex, geometry: CacheGeometry, block_hashes: Sequence[BlockHash], hit: PrefixHit
 ) -> int:
     """Return where a cached continuation parts from a prompt, in tokens; 0: nowhere."""
-    num_units = hit.dense_match // geometry.unit
+    return _find_parting(index, geometry, block_hashes, hit.dense_match)
+
+
+def _find_parting(
+    index: PrefixIndex, geometry: CacheGeometry, block_hashes: Sequence[BlockHash], matched: int
+) -> int:
+    num_units = matched // geometry.unit
     if num_units == 0:
         return 0
     following = block_hashes[num_units] if num_units < len(block_hashes) else None
     parts = index.lineage.has_other_continuation(block_hashes[num_units - 1], following)
-    return hit.dense_match if parts else 0
+    return matched if parts else 0
 
 
 def plan_partials(

@@ -55,12 +55,16 @@ class PrefixCache:
     def __init__(self, settings: CacheSettings) -> None:
         _check_units(settings)
         config = settings.kv_cache_config
-        self.geometry = CacheGeometry.from_config(config)
+        geometry = CacheGeometry.from_config(config)
         check_room_for_one(
-            self.geometry, config.num_blocks, settings.max_model_len, settings.num_lookahead_tokens
+            geometry, config.num_blocks, settings.max_model_len, settings.num_lookahead_tokens
         )
         self._is_on = settings.enable_caching
-        self.policy, self.pinning = _choose(settings, self.geometry)
+        self.policy, self.pinning = _choose(settings, geometry)
+        # Rows that were left out are rebuilt where they are wanted, which a policy must be for.
+        if not settings.allows_lazy or self.policy.rebuild_tokens is None:
+            geometry = geometry.without_lazy_layers()
+        self.geometry = geometry
         self.index = PrefixIndex(
             config.num_blocks,
             [group.group_id for group in self.geometry.dense],

@@ -184,12 +184,16 @@ class Publisher:
         record = Checkpoint(
             request.block_hashes[position // self._geometry.unit - 1],
             position,
-            tuple(window.blocks_for(position) for window in cache.windows),
+            tuple(
+                window.blocks_for(position) if cache.holds_rows(window, position) else ()
+                for window in cache.windows
+            ),
             next_token,
             standing,
             is_lean=position % self._geometry.lean == 0,
             kind=kind,
             session=request.session,
+            is_partial=position < cache.full_from,
         )
         # Its blocks are in the request's tables; see ``give_back``.
         if self._store.publish(record, request.request_id, is_open=True):
@@ -222,14 +226,16 @@ class Publisher:
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
         for (position, kind), *blocks in zip(spares, *held, strict=True):
+            rows = zip(cache.windows, blocks, strict=True)
             record = Checkpoint(
                 hashes[position // unit - 1],
                 position,
-                tuple(blocks),
+                tuple(own if cache.holds_rows(window, position) else () for window, own in rows),
                 token_ids[position] if position < num_tokens else None,
                 CheckpointStanding.FILLER if kind is None else CheckpointStanding.SPARE,
                 kind=kind,
                 session=cache.request.session,
+                is_partial=position < cache.full_from,
             )
             if kind is not None:
                 spared[position] = kind

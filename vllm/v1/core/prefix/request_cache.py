@@ -73,6 +73,7 @@ class RequestCache:
         copies: Copies that this step runs.
         spared_until: Where a step ends that leaves spare checkpoints; 0: it leaves none.
         rebuild: Tokens of its hit whose window rows it computes again.
+        full_from: From this boundary on its checkpoints hold the rows of all layers; 0: all do.
         rebuilt_block_id: Block of the checkpoint whose last row its drafter makes anew.
         dense_from: While a connector writes its rows: below this token dense rows were there.
         loaded_next_token: The token that followed where what is loaded was made, if it was told.
@@ -92,6 +93,7 @@ class RequestCache:
     copies: list[BlockCopy] = field(default_factory=list)
     spared_until: int = 0
     rebuild: Rebuild | None = None
+    full_from: int = 0
     rebuilt_block_id: int | None = None
     dense_from: int | None = None
     loaded_next_token: int | None = None
@@ -106,6 +108,10 @@ class RequestCache:
     def exact_from(self) -> int:
         """The first boundary at which its window rows are those of its tokens; 0: everywhere."""
         return self.rebuild.end if self.rebuild is not None else 0
+
+    def holds_rows(self, window: LiveWindow, position: int) -> bool:
+        """Whether a checkpoint of its at a boundary holds rows of a window's layers."""
+        return not window.geometry.lazy_reach or position >= self.full_from
 
     @property
     def is_loading(self) -> bool:

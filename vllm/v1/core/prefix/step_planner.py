@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.core.geometry import GroupGeometry
 from vllm.v1.core.prefix.drafter_rows import stale_groups
 from vllm.v1.core.prefix.held import hold_boundaries
-from vllm.v1.core.prefix.lookup import dense_part, find_junction, plan_partials
+from vllm.v1.core.prefix.lookup import dense_part, find_junction, first_output, plan_partials
 from vllm.v1.core.prefix.prefix_cache import PrefixCache
 from vllm.v1.core.prefix.request_cache import RequestCache
 from vllm.v1.core.retention.boundaries import step_boundaries, trailing_boundaries
@@ -80,7 +80,7 @@ class StepPlanner:
         wanted = cache.published.wanted
         boundaries = self._boundaries(step, wanted, cache.rebuild) if publishes else ()
         num_dense = [table.num_missing(step.alloc_end) for table in cache.dense]
-        indices = self._window_indices(step, boundaries, cache, None)
+        indices = self._window_indices(step, boundaries, cache, None, cache.full_from)
         num_new = sum(num_dense) + sum(map(len, indices))
         return StepPlan(
             step,
@@ -98,13 +98,20 @@ class StepPlanner:
         boundaries: tuple[int, ...],
         cache: RequestCache | None,
         hit: PrefixHit | None,
+        full_from: int,
     ) -> list[Sequence[int]]:
         """Return per window group the block indices a step must fill."""
         indices: list[Sequence[int]] = []
         for number, group in enumerate(self._geometry.windows):
-            needed = self._needed_blocks(group, step, boundaries)
+            own = boundaries
+            if group.lazy_reach:
+                own = tuple(position for position in boundaries if position >= full_from)
+            needed = self._needed_blocks(group, step, own)
             if cache is not None:
                 indices.append(cache.windows[number].find_missing(needed))
+            elif hit is not None and group.lazy_reach and hit.is_partial:
+                # Rows that nobody reads but where they are masked: of zeros.
+                indices.append(sorted({*group.rows_below(hit.position), *needed}))
             else:
                 resumes = hit is not None and hit.checkpoint is not None
                 adopted = group.rows_below(hit.position) if hit and resumes else range(0)
@@ -125,7 +132,7 @@ class StepPlanner:
             wanted = cache.published.wanted if cache is not None else set()
             wanted = plan.first.wanted if plan.first is not None else wanted
             boundaries = self._boundaries(step, wanted, rebuild, with_grid=False)
-            indices = self._window_indices(step, boundaries, cache, hit)
+            indices = self._window_indices(step, boundaries, cache, hit, _full_from(plan, cache))
             self._revise(plan, indices, boundaries)
         elif self._policy.leaves_spares:
             spares = self._find_spares(step, plan, rebuild)
@@ -157,7 +164,11 @@ class StepPlanner:
         indices: list[Sequence[int]] = []
         for number, group in enumerate(self._geometry.windows):
             num_blocks = self._geometry.lean_blocks[number]
-            if not num_blocks:
+            own = positions
+            if group.lazy_reach:
+                full_from = _full_from(plan, cache)
+                own = [position for position in positions if position >= full_from]
+            if not num_blocks or not own:
                 indices.append(plan.window_indices[number])
                 continue
             # Below this, what going on at the step's start needs is held already.
@@ -165,7 +176,7 @@ class StepPlanner:
                 group.first_block(plan.step.start) if cache is None else cache.windows[number].end
             )
             needed = {*plan.window_indices[number]}
-            for end in group.first_blocks(positions):
+            for end in group.first_blocks(own):
                 needed.update(range(max(held, end - num_blocks), end))
             indices.append(sorted(needed))
         return indices
@@ -260,7 +271,7 @@ class StepPlanner:
             max(0, group.num_dense_blocks(step.alloc_end) - adopted)
             for group, adopted in zip(self._geometry.dense, num_adopted, strict=True)
         ]
-        indices = self._window_indices(step, boundaries, None, hit)
+        indices = self._window_indices(step, boundaries, None, hit, first.full_from)
         num_copies = sum(adoption.is_copy for adoption in first.partials) + len(first.rebuilt)
         num_new = sum(num_dense) + sum(map(len, indices)) + num_copies
         return StepPlan(
@@ -287,8 +298,9 @@ class StepPlanner:
         rebuilt: tuple[int, ...] = ()
         if hit is not None and self._settings.stale_row is StaleRow.REBUILD:
             rebuilt = stale_groups(geometry, hit, request.following_tokens)
+        full_from = first_output(geometry, request)
         if is_private:
-            return FirstStep(hit, set(), set(), False, partials, rebuilt)
+            return FirstStep(hit, set(), set(), False, partials, rebuilt, full_from)
         wanted = set(policy.prompt_boundaries(request.num_prompt_tokens))
         junctions: set[int] = set()
         parts_at_hit = False
@@ -305,4 +317,18 @@ class StepPlanner:
             wanted.add(hit.position)
         if request.cache_ttls:
             wanted |= hold_boundaries(geometry, request.cache_ttls)
-        return FirstStep(hit, wanted | junctions, junctions, parts_at_hit, partials, rebuilt)
+        wanted |= junctions
+        if full_from:
+            begin = hit.start if hit is not None else 0
+            if hit is not None and hit.is_partial:
+                # It has no rows of some layers for a while.
+                begin += geometry.lazy_reach
+            full_from = min((p for p in wanted if begin < p < full_from), default=full_from)
+        return FirstStep(hit, wanted, junctions, parts_at_hit, partials, rebuilt, full_from)
+
+
+def _full_from(plan: StepPlan, cache: RequestCache | None) -> int:
+    """Return from where a request's checkpoints hold the rows of all layers."""
+    if plan.first is not None:
+        return plan.first.full_from
+    return cache.full_from if cache is not None else 0

@@ -78,6 +78,7 @@ def make_manager(
         num_lookahead_tokens=limits.num_lookahead_tokens,
         stale_row=StaleRow(limits.stale_row),
         shares=_make_shares(vllm_config, kv_cache_config),
+        allows_lazy=vllm_config.kv_transfer_config is None,
     )
     # It counts no lookups: a request that finds no room is looked up again every step.
     # AdmissionStats counts admissions.

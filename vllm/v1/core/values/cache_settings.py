@@ -49,6 +49,8 @@ class CacheSettings:
         policy: Which checkpoints are kept; None: as the config or the environment says.
         pinning: What long steps pin; None: with a policy nothing, else as the environment says.
         shares: Tenants' shares of the cache; None: it is everybody's.
+        allows_lazy: Whether layers may leave out rows that no output depends on: nobody but this
+            cache reads what steps store.
         retention: What the config says about window state, else what the variable says when the
             settings are built; None: neither says anything.
     """
@@ -69,6 +71,7 @@ class CacheSettings:
     policy: RetentionPolicy | None = None
     pinning: PinSettings | None = None
     shares: CacheShares | None = None
+    allows_lazy: bool = False
     retention: int | str | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -111,6 +111,8 @@ class FirstStep:
         parts_at_hit: Whether prompts were seen to part at the hit's checkpoint.
         partials: What becomes of the hit's partly covered blocks.
         rebuilt: Window groups whose last row of the hit is made anew, in a private copy.
+        full_from: From this boundary on checkpoints hold the rows of all layers; see
+            ``RowBounds.output_from``. 0: all do.
     """
 
     hit: PrefixHit | None
@@ -119,6 +121,7 @@ class FirstStep:
     parts_at_hit: bool
     partials: tuple[PartialAdoption, ...]
     rebuilt: tuple[int, ...]
+    full_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +156,13 @@ class RowBounds:
     Attributes:
         write_from: By KV cache group, the position from which rows are written.
         read_from: The first position whose window rows are stored; attention sees none before.
+        output_from: The first position that anything reads of all layers; before it some may leave
+            rows out. 0: all is read.
     """
 
     write_from: tuple[int, ...]
     read_from: int = 0
+    output_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

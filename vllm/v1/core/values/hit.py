@@ -32,6 +32,8 @@ class Checkpoint:
         session: Number of the session that made it; None: it was not named.
         is_shared: Whether another session, or one that was not named, made or used it too.
         tier: Where its free blocks stand, pins left out: as the policy says of the above.
+        is_partial: Whether it lacks the rows of layers that leave some out: whoever resumes here
+            must read no output for a while.
     """
 
     prefix_hash: BlockHash
@@ -47,6 +49,7 @@ class Checkpoint:
     session: int | None = None
     is_shared: bool = False
     tier: Tier = Tier.REGULAR
+    is_partial: bool = False
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
         """Iterate over the blocks of all groups."""
@@ -80,6 +83,11 @@ class PrefixHit:
     given_up: int = 0
     rebuild: Rebuild | None = None
     num_saved_tokens: int = 0
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether its checkpoint lacks the rows of layers that leave some out."""
+        return self.checkpoint is not None and self.checkpoint.is_partial
 
     @property
     def start(self) -> int:
