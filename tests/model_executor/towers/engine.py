@@ -26,12 +26,14 @@ class Answer:
         tokens: Sampled.
         logprobs: Of each.
         num_cached: Prompt tokens found in the cache.
+        num_rebuilt: Of those, hit because window rows are made again.
         chunks: Tokens of each of its steps.
     """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     num_cached: int = 0
+    num_rebuilt: int = 0
     chunks: list[int] = field(default_factory=list)
 
 
@@ -147,6 +149,7 @@ class PictureEngine:
                     answer.logprobs += [float(row[0]) for row in item.new_logprobs.logprobs]
                 if item.prefill_stats is not None:
                     answer.num_cached = item.prefill_stats.num_cached_tokens
+                    answer.num_rebuilt = item.prefill_stats.rebuild_saved_tokens
                 if item.finish_reason is not None:
                     left.discard(item.request_id)
 

@@ -15,6 +15,7 @@ from tests.model_executor.towers.checkpoints import (
     write_checkpoint,
 )
 from tests.model_executor.towers.engine import Answer, PictureEngine, Prompt
+from vllm.exceptions import UserInputError
 
 GRIDS = {"gemma3": ((4, 4), (4, 4))}
 WHOLE = ("gemma3", "gemma4v", "gemma4unified")
@@ -130,6 +131,64 @@ def test_text_is_served_as_without_a_tower(served: Served) -> None:
     finally:
         blind.close()
         seeing.close()
+
+
+@pytest.mark.slow
+def test_windows_made_again_are_exact(served: Served) -> None:
+    """Rows of lost windows are computed from inside a picture, too."""
+    num_rebuilt = 0
+    # Only Gemma 3's windows are short enough here to be made again.
+    begins = range(150, 262, 7) if served.family == "gemma3" else (150, 199, 248)
+    for begin in begins:
+        seen = served.picture(0, begin)
+        head, tail = text(begin, begin), text(begin + 1, 420 - begin)
+        parted = [head, seen, tail[: 300 - begin - seen[1][0] * seen[1][1]] + text(5, 12)]
+        (fresh,) = served.engine.run(Prompt(parted, salt=f"fresh {begin}"), max_tokens=3)
+        served.engine.run(Prompt([head, seen, tail]), max_tokens=2)
+        (answer,) = served.engine.run(Prompt(parted), max_tokens=3)
+        assert answer.num_cached > 150
+        assert (answer.tokens, answer.logprobs) == (fresh.tokens, fresh.logprobs)
+        num_rebuilt += answer.num_rebuilt
+    assert served.family != "gemma3" or num_rebuilt > 0
+
+
+@pytest.mark.slow
+def test_a_pool_too_small_changes_no_answer(served: Served) -> None:
+    prompts = [
+        Prompt([text(60 + i, 20 + 7 * i), served.picture(0, i % 3), text(70 + i, 25 - 2 * i)])
+        for i in range(6)
+    ]
+    alone = [served.engine.run(prompt, max_tokens=24)[0] for prompt in prompts]
+    small = PictureEngine(
+        served.folder,
+        chunk=32,
+        num_gpu_blocks_override=24,
+        kv_cache_memory_bytes=None,
+        max_model_len=160,
+    )
+    try:
+        answers = small.run(*prompts, max_tokens=24)
+    finally:
+        small.close()
+    assert [own.tokens for own in answers] == [own.tokens for own in alone]
+    assert [own.logprobs for own in answers] == [own.logprobs for own in alone]
+
+
+@pytest.mark.slow
+def test_random_weights_have_a_tower_too(served: Served) -> None:
+    drawn = PictureEngine(served.folder, load_format="dummy")
+    try:
+        answers = drawn.run(*(Prompt([text(1, 9), served.picture(0, seed)]) for seed in (1, 1, 2)))
+        assert answers[0].logprobs == answers[1].logprobs != answers[2].logprobs
+    finally:
+        drawn.close()
+    blind = PictureEngine(served.folder, language_model_only=True)
+    try:
+        with pytest.raises(UserInputError, match="largest that is served has 0"):
+            blind.run(Prompt([served.picture(0, 1)]))
+        assert blind.core.executor._worker._tower is None  # type: ignore[attr-defined]
+    finally:
+        blind.close()
 
 
 @pytest.mark.slow
