@@ -42,6 +42,11 @@ def test_a_rejection_counts_under_its_limit() -> None:
     assert values["vllm:admission_rejections:max_num_queued_tokens"] == 0
 
 
+def test_pictures_are_counted() -> None:
+    values = _values((SchedulerStats(num_item_queries=3, num_item_hits=2), None))
+    assert (values["vllm:mm_cache_queries"], values["vllm:mm_cache_hits"]) == (3, 2)
+
+
 def test_what_never_came_reads_zero() -> None:
     values = _values()
     assert values["vllm:prompt_tokens_cached_by_source:disk"] == 0

@@ -56,6 +56,10 @@ class SourceMetrics(PrometheusSink):
         self._external_hits = self._counter(
             "external_prefix_cache_hits", "Of those, tokens that it had."
         )
+        self._item_queries = self._counter(
+            "mm_cache_queries", "Pictures whose rows were looked up among those of towers."
+        )
+        self._item_hits = self._counter("mm_cache_hits", "Of those, pictures found.")
         self._show_what_never_changes()
 
     def _series(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
@@ -66,9 +70,7 @@ class SourceMetrics(PrometheusSink):
         return counter
 
     def _show_what_never_changes(self) -> None:
-        """Register what dashboards ask for and an engine of text that never sleeps cannot move."""
-        self._counter("mm_cache_queries", "Multimodal items looked up: only text is served.")
-        self._counter("mm_cache_hits", "Of those, items found.")
+        """Register what dashboards ask for and an engine that never sleeps cannot move."""
         state = self._labelled_gauge(
             "engine_sleep_state",
             "1 for the state the engine is in; it cannot sleep.",
@@ -82,6 +84,8 @@ class SourceMetrics(PrometheusSink):
     ) -> None:
         """Take in one step."""
         if scheduler_stats is not None:
+            self._item_queries.inc(scheduler_stats.num_item_queries)
+            self._item_hits.inc(scheduler_stats.num_item_hits)
             external = scheduler_stats.connector_prefix_cache_stats
             if external is not None:
                 self._external_queries.inc(external.queries)

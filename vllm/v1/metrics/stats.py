@@ -280,6 +280,8 @@ class SchedulerStats:
         kv_cache_eviction_events: Lives of sampled blocks that ended since the last report.
         offload: What tiers behind the pool did; None: there are none, or nothing happened.
         pulled: What was pulled of neighbours' caches; None: nothing since the last report.
+        num_item_queries, num_item_hits: Pictures looked up since the last report, and those whose
+            rows were there.
         is_lost: Whether there was no step: the core died, and other cores go on.
     """
 
@@ -294,4 +296,6 @@ class SchedulerStats:
     kv_cache_eviction_events: list[KVCacheEvictionEvent] = field(default_factory=list)
     offload: OffloadStats | None = None
     pulled: PullStats | None = None
+    num_item_queries: int = 0
+    num_item_hits: int = 0
     is_lost: bool = False

@@ -92,3 +92,20 @@ def test_items_that_do_not_fit_together_are_made_in_turn() -> None:
         for name, count in output.num_scheduled_tokens.items():
             done[name] += count
     assert done == {"0": 64, "1": 35}
+
+
+def test_each_item_of_a_request_is_counted_once() -> None:
+    scheduler = seeing()
+    scheduler.log_stats = False  # statistics would drain the counts
+    scheduler.add_request(request_with(("a", 0, 20), ("a", 20, 20), num_tokens=45))
+    step(scheduler)
+    step(scheduler, [("a", True)])
+    step(scheduler)
+    scheduler.add_request(request_with(("a", 0, 20), ("b", 20, 10), num_tokens=45, name="1"))
+    for made in ((), [("b", True)], ()):
+        step(scheduler, made)
+    assert scheduler._encoder.counts.take() == (3, 1)
+    assert scheduler._encoder.counts.take() == (0, 0)
+    for name in "01":
+        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    assert scheduler._encoder.counts._counted == {}

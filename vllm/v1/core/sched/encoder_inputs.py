@@ -32,6 +32,35 @@ class EncoderDecision:
     waits: bool = False
 
 
+class ItemCounts:
+    """Counts each item of a request once, however often a step is planned.
+
+    Owns: the counts since the last drain, and what was counted of requests that are alive.
+    """
+
+    def __init__(self) -> None:
+        self._counted: dict[str, set[str]] = {}
+        self._queries = self._hits = 0
+
+    def note(self, request_id: str, key: str, *, is_hit: bool) -> None:
+        """An output was looked up."""
+        counted = self._counted.setdefault(request_id, set())
+        if key not in counted:
+            counted.add(key)
+            self._queries += 1
+            self._hits += is_hit
+
+    def forget(self, request_id: str) -> None:
+        """A request ended."""
+        self._counted.pop(request_id, None)
+
+    def take(self) -> tuple[int, int]:
+        """Drain how many were looked up, and how many of these were there."""
+        counts = self._queries, self._hits
+        self._queries = self._hits = 0
+        return counts
+
+
 @dataclass(slots=True)
 class EncoderPlanner:
     """Chooses encoder inputs. Not frozen: outsiders exchange its parts through the scheduler.
@@ -44,6 +73,7 @@ class EncoderPlanner:
             it behind a hit.
         shift: Tokens by which the drafter reads ahead (1 with EAGLE).
         compute_budget: Embeddings that one step may compute.
+        counts: How many items were looked up and found.
         orders: What is made beside the steps; None: steps make everything.
         longest: Those of the largest item that is served; 0: what there is room for.
     """
@@ -55,6 +85,7 @@ class EncoderPlanner:
     shift: int = 0
     compute_budget: int = 0
     longest: int = 0
+    counts: ItemCounts = field(default_factory=ItemCounts)
     orders: TowerOrders | None = None
 
     def decide(
@@ -96,7 +127,10 @@ class EncoderPlanner:
             if self.orders is not None and self.orders.is_open(key):
                 self._wait(request, key, start, position.offset, decision)
                 break
-            if key in chosen or self.cache.check_and_update_cache(request, index):
+            if key in chosen:
+                continue
+            if self.cache.check_and_update_cache(request, index):
+                self._count(request, key, is_hit=True)
                 continue
             limit = self._limit(request, index, start, decision, num_embeds_to_schedule)
             if limit is not None:
@@ -106,6 +140,7 @@ class EncoderPlanner:
                 break
             if not self._needs_embeds(position, start, decision.num_new_tokens):
                 continue
+            self._count(request, key, is_hit=False)
             num_embeds = request.get_num_encoder_embeds(index)
             num_embeds_to_schedule += num_embeds
             chosen.add(key)
@@ -141,8 +176,14 @@ class EncoderPlanner:
 
     def leave(self, request: Request) -> None:
         """A request ended: nothing is made for it any more."""
-        if self.orders is not None and request.has_encoder_inputs:
+        if not request.has_encoder_inputs:
+            return
+        self.counts.forget(request.request_id)
+        if self.orders is not None:
             self.orders.leave(request.request_id)
+
+    def _count(self, request: Request, key: str, *, is_hit: bool) -> None:
+        self.counts.note(request.request_id, key, is_hit=is_hit)
 
     def fit_items(
         self, request: Request, start: int, num_new_tokens: int, room: int | None = None

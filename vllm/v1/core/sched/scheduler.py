@@ -419,6 +419,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         if not self.log_stats:
             return None
         local, external = self._stats.take()
+        num_queries, num_hits = self._encoder.counts.take()
         collector = self.kv_cache_manager.block_pool.metrics_collector
         return SchedulerStats(
             num_running_reqs=len(self._requests.running),
@@ -432,6 +433,8 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             kv_cache_eviction_events=[] if collector is None else collector.drain_events(),
             offload=None if self.connector is None else self.connector.hooks.take_stats(),
             pulled=None if self.connector is None else self.connector.hooks.take_pull_stats(),
+            num_item_queries=num_queries,
+            num_item_hits=num_hits,
         )
 
     def shutdown(self) -> None:
