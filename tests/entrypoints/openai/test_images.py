@@ -468,3 +468,29 @@ async def test_shared_beginnings_are_marked_by_clients_behind_pictures(serve: An
     (image,) = last_images(served)
     # Behind the token that closes it.
     assert image.end + 1 in served.engine.boundaries[-1]
+
+
+async def test_stored_items_tell_addresses_of_pictures_only_if_asked(serve: Any) -> None:
+    served = show(serve)
+    seen = {"type": "input_image", "image_url": url_of(picture())}
+    body = {"input": [{"role": "user", "content": [seen]}]}
+    made = (await served.client.post("/v1/responses", json=body)).json()
+    route = f"/v1/responses/{made['id']}/input_items"
+
+    plain = (await served.client.get(route)).json()
+    asked = await served.client.get(route, params={"include": "message.input_image.image_url"})
+
+    assert plain["data"][0]["content"][0]["image_url"] is None
+    assert asked.json()["data"][0]["content"][0]["image_url"] == seen["image_url"]
+    assert (await served.client.get(route, params={"include": "x"})).status_code == 400
+
+
+async def test_vectors_are_made_of_texts(serve: Any) -> None:
+    served = show(serve)
+
+    answer = await served.client.post(
+        "/v1/embeddings", json={"messages": [{"role": "user", "content": [_IN]}]}
+    )
+
+    assert answer.status_code == 400
+    assert "made of texts" in answer.text

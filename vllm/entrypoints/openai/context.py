@@ -141,16 +141,19 @@ def make_served_model(
         fingerprint=_fingerprint(config),
         default_sampling=sampling_defaults(defaults),
         max_new_tokens=answer_limit(defaults),
-        capabilities=_list_capabilities(model.generates, has_chats, vectors),
+        capabilities=_list_capabilities(
+            model.generates, has_chats, vectors, sees=model.image_family is not None
+        ),
         note=UNTRAINED_NOTE if vectors is not None and not vectors.is_trained_for_any else None,
     )
 
 
 def _list_capabilities(
-    generates: bool, has_chats: bool, vectors: VectorPlan | None
+    generates: bool, has_chats: bool, vectors: VectorPlan | None, *, sees: bool
 ) -> tuple[str, ...]:
     told = {
         GENERATION: generates,
+        "images": generates and sees,
         "decisions": generates and has_chats,
         **dict.fromkeys(("embeddings", "rerank", "score"), vectors is not None),
     }

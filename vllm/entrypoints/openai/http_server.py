@@ -42,6 +42,7 @@ from vllm.parser.registry import NONE, choose_parsers
 from vllm.parser.written_calls import CALL_WRITERS
 from vllm.tokenizers import Tokenizer, make_chat_encoder
 from vllm.tokenizers.chat_encoder import NoChatEncoder, find_templates
+from vllm.utils.large_blocks import return_large_blocks
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
 from vllm.v1.engine.wire import KVCacheInfo, Ready
@@ -288,6 +289,8 @@ def start_context(
     )
     plan = find_plan(model, tokenizer)
     images = make_image_input(config)
+    if images.reader is not None:
+        return_large_blocks()
     if encoder.ignores_tools and args.tool_call_parser not in (None, "", NONE):
         _check_described_tools(parsers.tools)
 

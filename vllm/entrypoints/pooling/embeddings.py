@@ -195,7 +195,7 @@ async def _tokenize_chats(given: Any, cut: Cut, context: ServingContext) -> list
             raise UserInputError(
                 "messages must be a list of messages, or a list of such lists.", "messages"
             )
-        task = ChatTask(chat, ChatOptions(add_generation_prompt=False))
+        task = ChatTask(chat, ChatOptions(add_generation_prompt=False), takes_images=False)
         texts.append(TokenizedText(cut.apply((await prepare_chat(task, context)).prompt.token_ids)))
     return texts
 

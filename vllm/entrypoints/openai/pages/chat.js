@@ -13,6 +13,8 @@ const CHANGES = {
 
 let chats = [], chat = null, editing = null, running = null;
 let server = {reasons: false, cache: "off"};
+// Pictures of the message that is being written, as the Messages API has them.
+let pictures = [], sees = false;
 let explain = () => {};
 
 // ---- what is kept in the browser ---------------------------------------------------------------
@@ -64,7 +66,7 @@ function drawList() {
 function titleOf(one) {
   const first = one.turns.find(turn => turn.role === "user");
   const text = first ? first.content.filter(block => block.type === "text").map(block => block.text).join(" ") : "";
-  return text.slice(0, 80) || "New chat";
+  return text.slice(0, 80) || (first ? "A picture" : "New chat");
 }
 
 // ---- settings ----------------------------------------------------------------------------------
@@ -120,6 +122,8 @@ export async function loadModels() {
   const models = (await response.json()).data;
   $("model").replaceChildren(...models.map(model => el("option", {value: model.id}, model.id)));
   const most = models.length ? models[0].max_model_len : 4096;
+  sees = models.length > 0 && models[0].capabilities.includes("images");
+  $("add").hidden = !sees;
   $("max-tokens").placeholder = String(Math.max(16, Math.min(1024, most >> 2)));
   showSettings();
   return 200;
@@ -152,7 +156,7 @@ function drawTurn(turn, index) {
 function fillUser(made, turn, index) {
   const known = names(chat.turns.slice(0, index));
   for (const block of turn.content)
-    made.append(block.type === "tool_result"
+    made.append(block.type === "image" ? drawPicture(block) : block.type === "tool_result"
       ? el("div", {class: "call"}, el("span", {class: "name"}, `Result of ${known[block.tool_use_id] || "a call"}`), el("pre", {}, block.content))
       : drawText(block.text, true));
   if (turn.content.every(block => block.type === "text"))
@@ -227,6 +231,30 @@ function edit(index) {
   $("ask").focus();
 }
 
+/** Take pictures into the message; what is none is left to the browser. */
+function addPictures(files) {
+  const found = sees ? [...files].filter(file => file.type.startsWith("image/")) : [];
+  for (const file of found) {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => {
+      const [head, data] = reader.result.split(",", 2);
+      pictures.push({type: "image", source: {type: "base64", media_type: head.slice(5).split(";", 1)[0], data}});
+      drawPictures();
+    });
+    reader.readAsDataURL(file);
+  }
+  return found.length > 0;
+}
+
+function drawPictures() {
+  $("pictures").hidden = !pictures.length;
+  $("pictures").replaceChildren(...pictures.map(picture => el("span", {class: "picture"}, drawPicture(picture),
+    el("button", {type: "button", class: "quiet", title: "Leave it out", "aria-label": "Leave the picture out",
+      onclick: () => { pictures = pictures.filter(one => one !== picture); drawPictures(); }}, "×"))));
+}
+
+const drawPicture = block => el("img", {alt: "A picture", src: `data:${block.source.media_type};base64,${block.source.data}`});
+
 function stopEditing() {
   if (editing !== null) $("ask").value = "";
   editing = null;
@@ -244,8 +272,11 @@ function send() {
   const text = $("ask").value.trim(), content = [];
   for (const field of document.querySelectorAll("[data-call]"))
     content.push({type: "tool_result", tool_use_id: field.dataset.call, content: field.value});
+  content.push(...pictures);
   if (text) content.push({type: "text", text});
   if (!content.length) return;
+  pictures = [];
+  drawPictures();
   if (editing !== null) chat.turns.length = editing;
   $("ask").value = "";
   stopEditing();
@@ -361,4 +392,9 @@ export function openChat(settings, onExplain) {
     if (event.key === "Escape") { if (running) running.abort(); else stopEditing(); }
   });
   for (const id of Object.keys(FIELDS)) $(id).addEventListener("input", noteSettings);
+  $("add").addEventListener("click", () => $("files").click());
+  $("files").addEventListener("change", event => { addPictures(event.target.files); event.target.value = ""; });
+  $("ask").addEventListener("paste", event => { if (addPictures(event.clipboardData.files)) event.preventDefault(); });
+  $("chat").addEventListener("dragover", event => { if (sees) event.preventDefault(); });
+  $("chat").addEventListener("drop", event => { if (addPictures(event.dataTransfer.files)) event.preventDefault(); });
 }

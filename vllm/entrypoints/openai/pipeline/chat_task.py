@@ -54,6 +54,7 @@ class ChatTask:
         image_settings: The request's ``mm_processor_kwargs``.
         moves_images: Whether pictures in results of calls may go into a question behind them, where
             the model's format shows none there.
+        takes_images: Whether pictures may be in it.
         cache_salt: The request's: what is remembered of pictures is not shared beyond it.
     """
 
@@ -69,6 +70,7 @@ class ChatTask:
     num_entries: int | None = None
     image_settings: Mapping[str, Any] | None = None
     moves_images: bool = False
+    takes_images: bool = True
     cache_salt: str | None = None
 
 
@@ -150,6 +152,7 @@ async def prepare_chat(
         task.image_settings,
         task.cache_salt,
         moves_results=task.moves_images,
+        are_taken=task.takes_images,
     )
     options = replace(options, images=shown.images)
     task = replace(task, options=options, messages=with_own_ids(parsers.tools, shown.messages))

@@ -6,9 +6,12 @@ from typing import Any
 
 from vllm.entrypoints.given_images import check_roles, move_results, take_pictures
 from vllm.entrypoints.openai.context import ServingContext
+from vllm.multimodal.image_input import ImageInput
 from vllm.multimodal.reader import ReadImage
 from vllm.tokenizers.chat_messages import ChatImages
 from vllm.v1.engine.tenant_limits import current_tenant
+
+_OF_TEXTS = ImageInput(why_none="vectors and scores are made of texts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ async def read_pictures(
     cache_salt: str | None,
     *,
     moves_results: bool = False,
+    are_taken: bool = True,
 ) -> ShownChat:
     """Return a chat with its pictures read, in threads.
 
@@ -43,6 +47,7 @@ async def read_pictures(
         cache_salt: The request's.
         moves_results: Whether pictures in results of calls may go into a question behind them,
             where the model's format shows none there.
+        are_taken: Whether there may be any.
 
     Raises:
         UserInputError: A picture is wrong, there are too many, or the model is shown none.
@@ -50,7 +55,7 @@ async def read_pictures(
     pictures = take_pictures(messages)
     if not pictures.given:
         return ShownChat(messages)
-    context.images.check(pictures.given)
+    (context.images if are_taken else _OF_TEXTS).check(pictures.given)
     family = context.images.family
     assert family is not None, "pictures are checked"
     roles = context.chat_encoder.image_roles(family.text.marker)

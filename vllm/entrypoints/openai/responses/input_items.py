@@ -146,6 +146,19 @@ def _read_image(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
     return read if given.uuid is None else {**read, "uuid": given.uuid}
 
 
+def without_image_urls(item: Item) -> Item:
+    """Return an item without the addresses of its pictures, which may be megabytes."""
+    changed = dict(item)
+    for name in ("content", "output"):
+        parts = item.get(name)
+        if isinstance(parts, list):
+            changed[name] = [
+                {**part, "image_url": None} if part.get("type") == _IMAGE else part
+                for part in parts
+            ]
+    return changed
+
+
 def _read_call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
     names = ["call_id", "name"]
     names += ["namespace"] if item.get("namespace") is not None else []

@@ -11,12 +11,12 @@ from vllm.tokenizers.chat_tools import make_tool
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDE_SEALED_REASONING = "reasoning.encrypted_content"
+INCLUDE_IMAGE_URLS = "message.input_image.image_url"
 # Of tools and contents that are not served: there is nothing to include.
 _EMPTY_INCLUDES = (
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
-    "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
@@ -221,7 +221,10 @@ def check_include(include: Sequence[Any] | None) -> frozenset[str]:
     Raises:
         UserInputError: A name is unknown.
     """
-    known = (INCLUDE_LOGPROBS, INCLUDE_SEALED_REASONING, *_EMPTY_INCLUDES)
+    known = (
+        *(INCLUDE_LOGPROBS, INCLUDE_SEALED_REASONING, INCLUDE_IMAGE_URLS),
+        *_EMPTY_INCLUDES,
+    )
     for name in include or ():
         if name not in known:
             _refuse("include", f"holds {str(name)[:60]!r}: use {', '.join(known)}", "include")

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from vllm.entrypoints.openai.peer_servers import PeerServers
@@ -87,7 +87,10 @@ async def list_input_items(
     limit: int = 20,
     order: str = "desc",
     after: str | None = None,
+    include: Annotated[list[str] | None, Query()] = None,
 ) -> Response:
-    """List what a response was asked."""
+    """List what a response was asked; pictures themselves only if ``include`` names them."""
     elsewhere = await _ask_peers(request, service, response_id)
-    return elsewhere or service.list_input_items(response_id, limit=limit, order=order, after=after)
+    return elsewhere or service.list_input_items(
+        response_id, limit=limit, order=order, after=after, include=include or ()
+    )

@@ -42,7 +42,8 @@ from vllm.entrypoints.openai.responses.diagnostics import (
     with_details,
 )
 from vllm.entrypoints.openai.responses.events import Event, encode_events
-from vllm.entrypoints.openai.responses.input_items import read_input
+from vllm.entrypoints.openai.responses.input_items import read_input, without_image_urls
+from vllm.entrypoints.openai.responses.options import INCLUDE_IMAGE_URLS, check_include
 from vllm.entrypoints.openai.responses.protocol import InputTokensRequest, ResponsesRequest
 from vllm.entrypoints.openai.responses.store import ResponseStore, StoredResponse
 from vllm.exceptions import UserInputError
@@ -276,7 +277,13 @@ class ResponsesService:
         return _json(DeletedBody(response_id))
 
     def list_input_items(
-        self, response_id: str, *, limit: int, order: str, after: str | None
+        self,
+        response_id: str,
+        *,
+        limit: int,
+        order: str,
+        after: str | None,
+        include: Sequence[str] = (),
     ) -> Response:
         """Answer ``GET /v1/responses/{id}/input_items``: what its own request brought.
 
@@ -285,6 +292,7 @@ class ResponsesService:
             limit: Items of a page.
             order: "asc": as they were sent; "desc": the last first.
             after: The id of the item behind which the page begins.
+            include: Names of what is left out otherwise: the addresses of pictures.
 
         Raises:
             ResponseNotFoundError: It is not stored.
@@ -303,6 +311,8 @@ class ResponsesService:
             raise UserInputError(f"after={after[:60]!r} is no item of this response.", "after")
         start = 0 if after is None else ids.index(after) + 1
         page = items[start : start + limit]
+        if INCLUDE_IMAGE_URLS not in check_include(include):
+            page = [without_image_urls(item) for item in page]
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         return _json(InputItemsBody(page, first, last, start + limit < len(items)))
 
