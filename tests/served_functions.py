@@ -67,7 +67,7 @@ def main() -> None:
             block_size=32,
             max_model_len=1536,
             max_num_batched_tokens=512,
-            num_gpu_blocks_override=330,
+            num_gpu_blocks_override=270,
             prefix_cache_retention_interval=policy,
             speculative_config={"method": "mtp", "num_speculative_tokens": 1},
             kv_events_config={"enable_kv_cache_events": True, "publisher": "null"},
@@ -84,7 +84,7 @@ def ask(llm: "LLM") -> None:  # type: ignore[name-defined]  # noqa: F821  (impor
     from vllm import SamplingParams
 
     rng = random.Random(0)
-    params = SamplingParams(temperature=0, max_tokens=34, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
     def text(num_tokens: int) -> list[int]:
         return [rng.randrange(200, 2000) for _ in range(num_tokens)]
@@ -94,13 +94,13 @@ def ask(llm: "LLM") -> None:  # type: ignore[name-defined]  # noqa: F821  (impor
         outputs = llm.generate(given, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
-    system = text(600)
+    system = text(400)
     prompts = [system + text(90) for _ in range(3)]
     for _ in range(2):
         said = answers(prompts)
     answers([[*prompts[0], *said[0], *text(20)]])
     for _ in range(2):
-        answers([text(1200)])
+        answers([text(1000)])
     answers(prompts[:1])
 
 

@@ -15,12 +15,15 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 LIMIT_S = 1500
+# What they are is served under another path, too, by the same function.
+SAME = ("/v1/rerank", "/v2/rerank", "/v1/score", "/v1/systemone")
 
 
 def test_no_request_makes_a_server_error(server: ServerProcess) -> None:
     command = [sys.executable, "-m", "schemathesis.cli", "run", server.url + "/openapi.json"]
     command += ["--checks", "not_a_server_error", "--phases", "coverage,fuzzing"]
     command += ["--max-examples", "6", "--seed", "1", "--request-timeout", "300"]
+    command += [word for path in SAME for word in ("--exclude-path", path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     assert "Traceback" not in server.log
