@@ -39,6 +39,8 @@ def wait_for(thread: TowerThread) -> list[tuple[str, Any]]:
 def test_rows_come_when_they_are_done_and_in_order() -> None:
     tower = SlowTower()
     thread = TowerThread(tower, 1)
+    woken = threading.Semaphore(0)
+    thread.bind_wake(woken.release)
     thread.start("a", PIXELS)
     thread.start("b", PIXELS)
     thread.start("a", PIXELS)
@@ -48,6 +50,7 @@ def test_rows_come_when_they_are_done_and_in_order() -> None:
     assert [key for key, _ in made] == ["a", "b"]
     assert [rows.shape for _, rows in made] == [(4, 3)] * 2
     assert thread.take() == []
+    assert all(woken.acquire(timeout=30) for _ in "ab")
     thread.close()
 
 

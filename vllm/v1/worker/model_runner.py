@@ -239,6 +239,8 @@ class ModelRunner:
 
     def bind_wake(self, wake: Callable[[], None]) -> bool:
         """Hand on what rouses the engine core; returns whether it is called when need be."""
+        if self._pictures is not None:
+            self._pictures.bind_wake(wake)
         return self._connector is None or self._connector.bind_wake(wake)
 
     def shutdown(self) -> None:

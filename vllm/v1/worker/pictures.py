@@ -58,6 +58,10 @@ class PictureRows:
         self._kept.update((key, rows) for key, rows in made if rows is not None)
         return [(key, rows is not None) for key, rows in made]
 
+    def bind_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when the thread has done something."""
+        self._thread.bind_wake(wake)
+
     def close(self) -> None:
         """End the thread."""
         self._thread.close()

@@ -1,5 +1,6 @@
 """A thread that runs a tower beside the steps, one picture after another."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +11,10 @@ from vllm.model_executor.towers.tower import Tower
 
 class TowerDropped(Exception):
     """Nobody waits for the picture any more."""
+
+
+def _wake_nobody() -> None:
+    """Wakes nobody: whoever waits asks again by himself."""
 
 
 class TowerThread:
@@ -28,14 +33,21 @@ class TowerThread:
             1, "tower", initializer=torch.set_num_threads, initargs=(num_threads,)
         )
         self._pending: dict[str, Future[torch.Tensor]] = {}
+        self._wake: Callable[[], None] = _wake_nobody
         self._dropped: set[str] = set()
+
+    def bind_wake(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, in any thread, when something is done."""
+        self._wake = wake
 
     def start(self, key: str, pixels: np.ndarray) -> None:
         """Make the rows of a picture, uint8 ``[H, W, 3]``, some time."""
         # Asked for again before it was given up.
         self._dropped.discard(key)
         if key not in self._pending:
-            self._pending[key] = self._pool.submit(self._make, key, pixels)
+            future = self._pool.submit(self._make, key, pixels)
+            self._pending[key] = future
+            future.add_done_callback(lambda _: self._wake())
 
     def _make(self, key: str, pixels: np.ndarray) -> torch.Tensor:
         def keep_going() -> None:
