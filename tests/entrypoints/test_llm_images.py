@@ -21,9 +21,13 @@ from tests.model_executor.towers.checkpoints import (
 )
 from tests.tokenizers.family_tokenizers import byte_level
 from vllm import LLM, SamplingParams
-from vllm.exceptions import UserInputError
+from vllm.entrypoints.image_setup import make_image_input
+from vllm.exceptions import ConfigError, UnsupportedFeatureError, UserInputError
 from vllm.multimodal.decode import resize
+from vllm.multimodal.image_input import ImageInput
+from vllm.multimodal.reader import GivenImage
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.engine_args import EngineArgs
 
 _UNIT = 16
 _QUESTION = {"type": "text", "text": "What is this, and where?"}
@@ -199,3 +203,21 @@ def test_prompts_and_chats_ask_the_same(seeing: Seeing) -> None:
     ):
         with pytest.raises(UserInputError):
             seeing.llm.generate([wrong], _GREEDY, use_tqdm=False)
+
+
+def test_a_model_without_its_eyes_says_why(seeing: Seeing) -> None:
+    folder = seeing.llm.llm_engine.vllm_config.model_config.path
+
+    def image_input(**fields: Any) -> ImageInput:
+        return make_image_input(EngineArgs(model=str(folder), **fields).create_vllm_config())
+
+    assert image_input().reader is not None
+    for fields, why in (
+        ({"language_model_only": True}, "--language-model-only"),
+        ({"limit_mm_per_prompt": {"image": 0}}, "image=0"),
+    ):
+        given = [GivenImage("messages[0].content[0]")]
+        with pytest.raises(UnsupportedFeatureError, match=why):
+            image_input(**fields).check(given)
+    with pytest.raises(ConfigError, match="--mm-processor-kwargs"):
+        image_input(mm_processor_kwargs={"crops": 3})

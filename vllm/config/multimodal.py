@@ -144,12 +144,15 @@ class MultiModalConfig:
                 f"media_io_kwargs.image.rgba_background_color={colour!r} must be three numbers "
                 "from 0 to 255."
             )
-        if self.max_image_pixels is not None and self.max_image_pixels < 1:
-            raise ConfigError("media_io_kwargs.image.max_pixels must be at least 1.")
+        most = settings.get("max_pixels")
+        if most is not None and (type(most) is not int or most < 1):
+            raise ConfigError(
+                f"media_io_kwargs.image.max_pixels={most!r} must be a whole number of at least 1."
+            )
 
     @property
     def _image_io(self) -> Mapping[str, Any]:
-        found = self.media_io_kwargs.get("image") or {}
+        found = self.media_io_kwargs.get("image", {})
         if not isinstance(found, Mapping):
             raise ConfigError("media_io_kwargs.image must be an object.")
         return found
