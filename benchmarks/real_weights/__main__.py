@@ -5,7 +5,7 @@
 
 Fetches the models into the user's cache folder, pinned and checksummed, and checks each: log
 probabilities against transformers, equal bits however a chat is computed, perplexity by how inputs
-and the cache are rounded, answers by sixty schemas. Prints one JSON line a model; the exit code is
+and the cache are rounded, what looked-up drafts gain, answers by sixty schemas. Prints one JSON line a model; the exit code is
 1 if anything was not as it should be.
 """
 
@@ -21,6 +21,7 @@ from benchmarks.real_weights.checks import (
     check_log_probabilities,
     check_schemas,
 )
+from benchmarks.real_weights.drafts import check_drafts
 from benchmarks.real_weights.models import MODELS, USUAL, ModelUnavailableError, fetch
 from benchmarks.real_weights.perplexity import check_perplexity
 from benchmarks.real_weights.schemas import list_schemas
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=20, help="For log probabilities.")
     parser.add_argument("--chats", type=int, default=200, help="For equal bits.")
     parser.add_argument("--tokens", type=int, default=20_000, help="For perplexity.")
+    parser.add_argument("--rounds", type=int, default=3, help="For the speed of drafts.")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     names = list(MODELS) if "all" in args.models else args.models
@@ -54,6 +56,7 @@ def main() -> int:
             ),
             "exactness": partial(check_exactness, num_chats=args.chats, seed=args.seed),
             "perplexity": partial(check_perplexity, num_tokens=args.tokens),
+            "drafts": partial(check_drafts, num_rounds=args.rounds),
             "schemas": partial(check_schemas, schemas=list_schemas()),
         }
         figures = {}

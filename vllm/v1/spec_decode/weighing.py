@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# An average follows what is measured within about so many steps.
-_STEPS = 8
-# A measurement counts as at most so many times what was known: the machine did something else.
+# What is known follows a quicker step within about so many, and slower ones within so many: a step
+# that takes longer did so, more often than not, because the machine did something else.
+_STEPS_DOWN, _STEPS_UP = 4, 16
+# A measurement counts as at most so many times what was known.
 _OUTLIER = 3.0
 # What one more row adds to a step before anything was measured, as a part of the step.
 _FIRST_GUESS = 0.15
 # Drafts must promise so much more than no drafts: a wrong guess costs no more than this.
 _LEAST_GAIN = 1.03
-# What a step without drafts costs is measured anew after so many steps with drafts.
-_MOST_UNMEASURED = 200
+# What a step without drafts costs is measured anew after so many steps with drafts: at first soon,
+# since one measurement may say much of what else the machine did, then after twice as many.
+_FIRST_PAUSE, _LAST_PAUSE = 4, 256
 # Chances are averages over about so many tokens; they begin with what one request in two would do.
 _TOKENS = 24.0
 _PRIOR_HITS, _PRIOR_TRIES = 1.0, 2.0
@@ -34,7 +36,7 @@ Tokens = Sequence[int] | np.ndarray[Any, Any]
 class StepCosts:
     """Seconds of a step by its rows, learnt from the steps that run.
 
-    Owns: the averages.
+    Owns: what is known, nearer to the quick steps than to the slow ones.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,8 @@ class StepCosts:
         if known is None:
             self._seconds[num_rows] = seconds
             return
-        self._seconds[num_rows] = known + (min(seconds, _OUTLIER * known) - known) / _STEPS
+        change = min(seconds, _OUTLIER * known) - known
+        self._seconds[num_rows] = known + change / (_STEPS_UP if change > 0 else _STEPS_DOWN)
 
     def knows(self, num_rows: int) -> bool:
         """Whether a step of so many rows was seen."""
@@ -134,7 +137,7 @@ class DraftWeigher:
         self.costs = StepCosts()
         self._by_match: dict[int, Chance] = {}
         self._foretold: dict[str, _Foretold] = {}
-        self._num_unmeasured = 0
+        self._num_unmeasured, self._pause = 0, _FIRST_PAUSE
 
     def note_texts(self, texts: Mapping[str, Tokens]) -> None:
         """Take note of what followed; requests that are not named are forgotten.
@@ -183,8 +186,10 @@ class DraftWeigher:
         self, num_requests: int, gains: list[tuple[float, str]]
     ) -> Sequence[tuple[float, str]]:
         """Return the drafted rows with which tokens come fastest."""
-        is_measured = self.costs.knows(num_requests) and self._num_unmeasured < _MOST_UNMEASURED
-        if not is_measured or not gains:
+        if not self.costs.knows(num_requests) or not gains:
+            return ()
+        if self._num_unmeasured >= self._pause:
+            self._pause = min(2 * self._pause, _LAST_PAUSE)
             return ()
         gains.sort(key=lambda pair: -pair[0])
         best = num_requests / self.costs.estimate(num_requests) * _LEAST_GAIN
