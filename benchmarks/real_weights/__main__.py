@@ -5,8 +5,8 @@
 
 Fetches the models into the user's cache folder, pinned and checksummed, and checks each: log
 probabilities against transformers, equal bits however a chat is computed, perplexity by how inputs
-and the cache are rounded, what looked-up drafts gain, answers by sixty schemas. Prints one JSON line a model; the exit code is
-1 if anything was not as it should be.
+and the cache are rounded, what looked-up drafts gain, answers by sixty schemas. Prints one JSON
+line a model; the exit code is 1 if anything was not as it should be.
 """
 
 import argparse
