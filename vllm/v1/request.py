@@ -215,11 +215,20 @@ class Request(TokenSequence):
             self.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 
     def _mark_items(self) -> None:
-        """Mark items' ends: others may go on otherwise before them and behind them."""
-        places = [feature.mm_position for feature in self.mm_features]
-        ends = {end for own in places for end in (own.offset, own.offset + own.length)}
+        """Mark items' ends: others may go on otherwise before them and behind them.
+
+        Few marks leave a checkpoint, the first ones: two of the client's stay in front, then come
+        the last item's, which nobody asked about before.
+        """
+        ends = [
+            end
+            for own in (feature.mm_position for feature in reversed(self.mm_features))
+            for end in (own.offset + own.length, own.offset)
+        ]
         if ends:
-            self.cache_boundaries = tuple(sorted({*self.cache_boundaries, *ends} - {0}))
+            given = self.cache_boundaries
+            marks = (*given[:2], *ends[:2], *given[2:], *ends[2:])
+            self.cache_boundaries = tuple(mark for mark in dict.fromkeys(marks) if mark)
 
     @property
     def reads_all_rows(self) -> bool:

@@ -138,7 +138,7 @@ def test_windows_made_again_are_exact(served: Served) -> None:
     """Rows of lost windows are computed from inside a picture, too."""
     num_rebuilt = 0
     # Only Gemma 3's windows are short enough here to be made again.
-    begins = range(150, 262, 7) if served.family == "gemma3" else (150, 199, 248)
+    begins = range(150, 262, 7) if served.family == "gemma3" else (199,)
     for begin in begins:
         seen = served.picture(0, begin)
         head, tail = text(begin, begin), text(begin + 1, 420 - begin)
@@ -156,9 +156,9 @@ def test_windows_made_again_are_exact(served: Served) -> None:
 def test_a_pool_too_small_changes_no_answer(served: Served) -> None:
     prompts = [
         Prompt([text(60 + i, 20 + 7 * i), served.picture(0, i % 3), text(70 + i, 25 - 2 * i)])
-        for i in range(6)
+        for i in range(5)
     ]
-    alone = [served.engine.run(prompt, max_tokens=24)[0] for prompt in prompts]
+    alone = [served.engine.run(prompt, max_tokens=12)[0] for prompt in prompts]
     small = PictureEngine(
         served.folder,
         chunk=32,
@@ -167,7 +167,7 @@ def test_a_pool_too_small_changes_no_answer(served: Served) -> None:
         max_model_len=160,
     )
     try:
-        answers = small.run(*prompts, max_tokens=24)
+        answers = small.run(*prompts, max_tokens=12)
     finally:
         small.close()
     assert [own.tokens for own in answers] == [own.tokens for own in alone]

@@ -219,3 +219,13 @@ def test_ec_connector_may_hold_a_request_back() -> None:
     assert output.scheduled_encoder_inputs == {}
     request = scheduler.requests["0"]
     scheduler.ec_connector.update_state_after_alloc.assert_called_once_with(request, 0)
+
+
+def test_ends_of_items_are_marked_behind_the_first_marks() -> None:
+    plain = request_with(("a", 0, 40), ("b", 60, 30))
+    assert plain.cache_boundaries == (90, 60, 40)
+    marked = make_request(
+        "1", 100, cache_boundaries=(7, 90, 50), mm_features=list(plain.mm_features)
+    )
+    assert marked.cache_boundaries == (7, 90, 60, 50, 40)
+    assert make_request("2", 100, cache_boundaries=(7, 3)).cache_boundaries == (7, 3)
