@@ -251,6 +251,13 @@ class TestRequestBlockHasher:
             extend(request, [rng.randrange(100) for _ in range(rng.randint(0, 5))], hasher)
         assert request.block_hashes == brute_force_hashes(request, block_size, sha256)
 
+    @pytest.mark.parametrize("num_known", range(1, 6))
+    def test_items_ahead_of_known_hashes_are_in_those_to_come(self, num_known):
+        request = make_request(list(range(24)), [("a", 2, 3), ("b", 9, 5), ("c", 19, 4)])
+        expected = brute_force_hashes(request, 4, sha256)
+        request.block_hashes = expected[:num_known]
+        assert expected[num_known:] == get_request_block_hasher(4, sha256)(request)
+
     def test_salt_changes_every_hash(self):
         hasher = get_request_block_hasher(2, sha256)
         plain = hasher(make_request([1] * 8))

@@ -295,8 +295,8 @@ def get_request_block_hasher(
         if start + block_size > num_tokens:
             return []  # most decode steps end here
         parent = known[-1] if known else NONE_HASH
-        # A request that goes on behind its first blocks is past all items but the last.
-        mm_idx = -1 if known else 0
+        # Items that lie before the first new block are passed over by the first look.
+        mm_idx = 0
         every_block_has_keys = request.lora_request is not None or request.prompt_embeds is not None
         hashes: list[BlockHash] = []
         end = num_tokens // block_size * block_size
