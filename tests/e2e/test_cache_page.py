@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.chromium import PROGRAM, Chromium
 from tests.e2e.server_process import ServerProcess
+from tests.entrypoints.image_fixtures import base64_of, picture
+from tests.entrypoints.test_llm_images import write_seeing
 
 _KEY = "k-1"
 _AUTH = {"Authorization": f"Bearer {_KEY}"}
@@ -194,3 +196,41 @@ def test_thoughts_calls_and_several_chats(scripted: ServerProcess, browser: Chro
     browser.evaluate("document.querySelector('#list .quiet').click()")
     browser.wait_for("document.querySelectorAll('#list li').length == 1")
     assert browser.errors == []
+
+
+def test_a_pasted_picture_is_sent_shown_and_hit(tmp_path: Path, browser: Chromium) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    write_seeing("qwen35", model)
+    data = base64_of(picture(1, 160, 96))
+    paste = (
+        f"(() => {{ const bytes = Uint8Array.from(atob({json.dumps(data)}), c => c.charCodeAt(0));"
+        "const dt = new DataTransfer();"
+        "dt.items.add(new File([bytes], 'a.png', {type: 'image/png'}));"
+        "document.querySelector('#ask').dispatchEvent(new ClipboardEvent('paste',"
+        " {clipboardData: dt, bubbles: true, cancelable: true})); })()"
+    )
+    with ServerProcess(tmp_path / "log.txt", "--block-size", "16", model=str(model)) as server:
+        browser.open(f"{server.url}/")
+        browser.wait_for(
+            "document.querySelector('#model') && document.querySelector('#model').value"
+        )
+        browser.evaluate("document.querySelector('#max-tokens').value = 4")
+        for turn in (1, 2):
+            browser.evaluate(paste)
+            browser.wait_for("!document.querySelector('#pictures').hidden")
+            # The message keeps its line: neither the picture nor a button takes its room.
+            assert browser.evaluate(
+                "document.querySelector('#ask').offsetWidth >"
+                " document.querySelector('#composer').offsetWidth / 2"
+            )
+            browser.type("#ask", "What is it?", enter=True)
+            browser.wait_for(
+                "document.querySelector('#stop').hidden && "
+                f"document.querySelectorAll('.turn.assistant').length == {turn}"
+            )
+        widths = "[...document.querySelectorAll('.turn.user img')].map(i => i.naturalWidth).join()"
+        assert browser.evaluate(widths) == "160,160"
+        hits = "document.querySelectorAll('.turn.assistant')[1].querySelectorAll('.prompt .hit')"
+        assert browser.evaluate(f"{hits}.length") == 1
+        assert browser.errors == []

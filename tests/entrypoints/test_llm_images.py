@@ -83,7 +83,7 @@ class Seeing:
 _SMALL: dict[str, dict[str, Any]] = {"gemma4v": {"max_soft_tokens": 70}}
 
 
-def _write(family: str, folder: Path) -> Any:
+def write_seeing(family: str, folder: Path) -> Any:
     reference = write_checkpoint(family, folder)
     backend = byte_level().backend
     soft, before, after = _TOKENS[family]
@@ -107,7 +107,7 @@ def _write(family: str, folder: Path) -> Any:
 @pytest.fixture(scope="module", params=["qwen35", "gemma4v", "gemma3"])
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Seeing]:
     folder = tmp_path_factory.mktemp(request.param)
-    reference = _write(request.param, folder)
+    reference = write_seeing(request.param, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         llm = LLM(
