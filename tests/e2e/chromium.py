@@ -2,7 +2,9 @@
 
 import base64
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from contextlib import ExitStack
@@ -49,7 +51,12 @@ class Chromium:
         with ExitStack() as stack:
             log = stack.enter_context((folder / "chromium.log").open("w"))
             self._process = stack.enter_context(
-                subprocess.Popen([PROGRAM, *flags, "about:blank"], stdout=log, stderr=log)
+                subprocess.Popen(
+                    [PROGRAM, *flags, "about:blank"],
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             )
             stack.callback(self._end)
             address = self._find_page(folder / "DevToolsActivePort")
@@ -78,11 +85,13 @@ class Chromium:
         self._stack.close()
 
     def _end(self) -> None:
-        self._process.terminate()
+        # Debian's program is a script that waits for the browser: a signal for it alone would leave
+        # the browser running.
+        os.killpg(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(120)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def call(self, method: str, **params: Any) -> Any:
         """Call a method of the protocol, and return its result."""
