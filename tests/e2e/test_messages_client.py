@@ -132,7 +132,7 @@ def test_refusals(claude: anthropic.Anthropic) -> None:
     assert missing.value.type == "not_found_error"
     assert missing.value.request_id
     image = {"type": "image", "source": {"type": "url", "url": "http://localhost/x.png"}}
-    with pytest.raises(anthropic.BadRequestError, match="image") as refused:
+    with pytest.raises(anthropic.BadRequestError, match="no tower for pictures") as refused:
         create(model="agent", max_tokens=5, messages=[{"role": "user", "content": [image]}])
     assert refused.value.type == "invalid_request_error"
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):

@@ -152,9 +152,10 @@ def test_refusals(agent: openai.OpenAI) -> None:
     create: Any = agent.responses.create
     with pytest.raises(openai.BadRequestError, match="custom"):
         create(**QUIET, input="x", tools=[{"type": "custom", "name": "patch"}])
-    image = {"type": "input_image", "image_url": "data:,", "detail": "auto"}
-    with pytest.raises(openai.BadRequestError, match="input_image"):
-        create(**QUIET, input=[{"role": "user", "content": [image]}])
+    for url, why in (("data:,", "not base64"), ("data:image/png;base64,AA==", "no tower")):
+        image = {"type": "input_image", "image_url": url, "detail": "auto"}
+        with pytest.raises(openai.BadRequestError, match=why):
+            create(**QUIET, input=[{"role": "user", "content": [image]}])
     with pytest.raises(openai.NotFoundError, match="nope"):
         create(model="nope", input="x")
     with pytest.raises(openai.BadRequestError, match="max_output_tokens") as raised:

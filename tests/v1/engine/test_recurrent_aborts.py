@@ -66,8 +66,8 @@ def test_aborts_at_any_moment_lose_nothing(
         while session.core.has_work() or len(session.prompts) < NUM_REQUESTS:
             live = session.core.scheduler.requests
             while len(session.prompts) < NUM_REQUESTS and len(live) < 8:
-                own = random_tokens(rng.randint(1, 60), 50 + len(session.prompts), VOCAB_SIZE)
-                session.add([*trunk[: rng.randint(0, 120)], *own], rng.randint(1, 50))
+                own = random_tokens(rng.randint(1, 40), 50 + len(session.prompts), VOCAB_SIZE)
+                session.add([*trunk[: rng.randint(0, 60)], *own], rng.randint(20, 100))
             stages: dict[str, list[str]] = {}
             for request_id, request in live.items():
                 begun = "decode" if request.num_output_tokens else "prefill"

@@ -126,7 +126,7 @@ def test_random_traffic_with_too_little_memory(checkpoint: tuple[Path, Any]) -> 
         [*trunk[: rng.randint(0, 120)], *random_tokens(rng.randint(1, 40), 50 + i, VOCAB_SIZE)]
         for i in range(14)
     ]
-    asked = [rng.randint(1, 30) for _ in prompts]
+    asked = [rng.randint(20, 60) for _ in prompts]
     num_blocks = 44 if reference.config.model_type == "qwen3_5_text" else 80
     with start(folder, 2, num_gpu_blocks_override=num_blocks, max_num_seqs=6) as llm:
         answers, _ = ask(llm, prompts, asked)
