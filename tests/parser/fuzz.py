@@ -422,7 +422,7 @@ def _said(text: str, is_harmony: bool) -> str:
         text = _HARMONY_WORD.sub(" ", text)
     text = re.sub(r"\b(?:name|string)\s*(?:=|$)", " ", text)
     # The numbers of Kimi's calls are ids, which are told as such.
-    text = re.sub(r"(?<=\w):\d+(?=\s*[<{(\[])", " ", text)
+    text = re.sub(r"(?<=\w)\s*:\d+(?=\s*[<{(\[])", " ", text)
     return _TAG_LIKE.sub(" ", _MARK.sub(" ", text))
 
 
