@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tests.entrypoints.openai.conftest import Served
 from vllm.config import VllmConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.entrypoints.openai import explain_routes
+from vllm.entrypoints.openai.peer_servers import PeerServers
 from vllm.v1.engine.data_parallel.predictions import Prediction
 from vllm.v1.messages import PrefillStats
 
@@ -32,6 +34,35 @@ async def test_a_prediction_is_told_with_the_explanation(
     }
     told = (await served.client.get("/v1/cache/explain/cmpl-b")).json()
     assert told == {"request_id": "cmpl-b"}
+
+
+async def test_a_record_is_replayed_once_however_many_processes_there_are(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_replays = 0
+
+    async def replay(ids: Sequence[str], path: str, *, remedies: bool) -> Response:
+        nonlocal num_replays
+        num_replays += 1
+        return Response(b"{}", 404)
+
+    class Peers:
+        """Asks the same process as another one would."""
+
+        has_asked = staticmethod(PeerServers.has_asked)
+
+        async def ask(self, request: Request) -> Response | None:
+            headers = {"x-vllm-peer": "1"}
+            reply = await served.client.get(request.url.path, headers=headers)
+            return None if reply.status_code == 404 else Response(reply.content)
+
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setattr(explain_routes, "_explain", replay)
+    config = VllmConfig(observability_config=ObservabilityConfig(cache_trace="/tmp/trace"))
+    served = serve(config=config)
+    served.app.state.peers = Peers()
+    assert (await served.client.get("/v1/cache/explain/nobody")).status_code == 404
+    assert num_replays == 1
 
 
 async def test_without_a_record_it_tells_where_a_hit_came_from(

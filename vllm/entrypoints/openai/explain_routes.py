@@ -47,13 +47,17 @@ async def explain(
     the record or, of chats whose fingerprints are kept, by what differs in the requests.
     """
     peers: PeerServers | None = request.app.state.peers
-    if peers is not None and context.engine.find_admission(request_id) is None:
+    stats = context.engine.find_admission(request_id)
+    if peers is not None and stats is None:
+        if peers.has_asked(request):
+            # Who asks replays the record itself, once.
+            return _tell_admission(request_id, None)
         elsewhere = await peers.ask(request)
         if elsewhere is not None:
             return elsewhere
     path = context.config.observability_config.cache_trace
     if path is None:
-        answer = _tell_admission(request_id, context.engine.find_admission(request_id))
+        answer = _tell_admission(request_id, stats)
     else:
         num_cores = context.config.parallel_config.data_parallel_size
         ids = (request_id,) if earlier is None else (request_id, earlier)

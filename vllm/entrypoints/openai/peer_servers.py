@@ -89,13 +89,18 @@ class PeerServers:
             self._server.should_exit = True
             await self._serving
 
+    @staticmethod
+    def has_asked(request: Request) -> bool:
+        """Whether another process of the command asks, on behalf of its client."""
+        return _ASKED_BY_PEER in request.headers
+
     async def ask(self, request: Request) -> Response | None:
         """Have a request answered by the process that can; None: there is none.
 
         Args:
             request: Asks for something that is not here.
         """
-        if _ASKED_BY_PEER in request.headers:
+        if self.has_asked(request):
             return None
         body = await request.body()
         for client in self._clients:

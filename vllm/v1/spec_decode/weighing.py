@@ -6,9 +6,9 @@
 depth, so rows are taken in the order of their chances, as many as make the rate the highest.
 """
 
+from bisect import bisect, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,12 +41,15 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        # The numbers of rows that were seen, ascending: every step asks for many.
+        self._seen: list[int] = []
 
     def note(self, num_rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
         known = self._seconds.get(num_rows)
         if known is None:
             self._seconds[num_rows] = seconds
+            insort(self._seen, num_rows)
             return
         change = min(seconds, _OUTLIER * known) - known
         self._seconds[num_rows] = known + change / (_STEPS_UP if change > 0 else _STEPS_DOWN)
@@ -57,16 +60,20 @@ class StepCosts:
 
     def estimate(self, num_rows: int) -> float:
         """Return the seconds of a step: measured, or drawn through the nearest measurements."""
-        known = sorted(self._seconds.items())
-        if not known:
+        seen, seconds = self._seen, self._seconds
+        if num_rows in seconds:
+            return seconds[num_rows]
+        if not seen:
             return 1.0 + _FIRST_GUESS * num_rows
-        for (low, before), (high, after) in pairwise(known):
-            if low <= num_rows <= high:
-                part = (num_rows - low) / (high - low)
-                return before + part * max(0.0, after - before)
-        (first, at_first), (last, at_last) = known[0], known[-1]
+        at = bisect(seen, num_rows)
+        if 0 < at < len(seen):
+            low, high = seen[at - 1], seen[at]
+            before, after = seconds[low], seconds[high]
+            return before + (num_rows - low) / (high - low) * max(0.0, after - before)
+        first, last = seen[0], seen[-1]
+        at_first, at_last = seconds[first], seconds[last]
         slope = _FIRST_GUESS * at_first / max(1, first)
-        if len(known) > 1:
+        if len(seen) > 1:
             slope = max(0.0, at_last - at_first) / (last - first)
         if num_rows > last:
             return at_last + slope * (num_rows - last)

@@ -214,12 +214,13 @@ class Worker:
         is_drawn = self._config.load_config.load_format == "dummy"
         plan, own = images.tower, []
         if not is_drawn:
-            own = [
-                tensor
+            names = {
+                tensor.name
                 for tensor in self._stored
                 if plan.own_name(tensor.name).startswith(plan.prefixes)
-            ]
-            self._stored = [tensor for tensor in self._stored if tensor not in own]
+            }
+            own = [tensor for tensor in self._stored if tensor.name in names]
+            self._stored = [tensor for tensor in self._stored if tensor.name not in names]
         seed = self._config.model_config.seed
         # Thousands of rows at a time: where narrow products are slow, all is widened once.
         dtype = self._dtype if is_native(self._dtype, _TOWER_ROWS) else torch.float32

@@ -130,7 +130,7 @@ class EncoderPlanner:
             if key in chosen:
                 continue
             if self.cache.check_and_update_cache(request, index):
-                self._count(request, key, is_hit=True)
+                self.counts.note(request.request_id, key, is_hit=True)
                 continue
             limit = self._limit(request, index, start, decision, num_embeds_to_schedule)
             if limit is not None:
@@ -140,7 +140,7 @@ class EncoderPlanner:
                 break
             if not self._needs_embeds(position, start, decision.num_new_tokens):
                 continue
-            self._count(request, key, is_hit=False)
+            self.counts.note(request.request_id, key, is_hit=False)
             num_embeds = request.get_num_encoder_embeds(index)
             num_embeds_to_schedule += num_embeds
             chosen.add(key)
@@ -181,9 +181,6 @@ class EncoderPlanner:
         self.counts.forget(request.request_id)
         if self.orders is not None:
             self.orders.leave(request.request_id)
-
-    def _count(self, request: Request, key: str, *, is_hit: bool) -> None:
-        self.counts.note(request.request_id, key, is_hit=is_hit)
 
     def fit_items(
         self, request: Request, start: int, num_new_tokens: int, room: int | None = None
