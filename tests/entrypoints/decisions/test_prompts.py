@@ -8,6 +8,7 @@ from tests.tokenizers.family_tokenizers import byte_level, spaced
 from vllm.entrypoints.decisions.input_items import read_input
 from vllm.entrypoints.decisions.openai_body import read_questions
 from vllm.entrypoints.decisions.prompts import PromptMaker, PromptSet
+from vllm.entrypoints.decisions.question_format import QuestionFormat
 from vllm.exceptions import ContextLengthError
 from vllm.parser.registry import ParserChoice
 from vllm.tokenizers import Tokenizer
@@ -46,7 +47,7 @@ def make(
 ) -> tuple[PromptSet, list[str]]:
     tokenizer = tokenizer or byte_level()
     encoder = JinjaChatEncoder(tokenizer, template, LiteralText(tokenizer))
-    maker = PromptMaker(read_input(given), encoder, tokenizer, parsers, {}, most)
+    maker = PromptMaker(read_input(given), QuestionFormat(encoder, tokenizer, parsers, {}, most))
     read, _ = read_questions(questions or QUESTIONS)
     found = maker.make(read, 1, lambda: True)
     texts = [tokenizer.decode(p.token_ids, skip_special_tokens=False) for p in found.prompts]

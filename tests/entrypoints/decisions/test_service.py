@@ -261,7 +261,6 @@ async def test_what_a_client_says_of_a_request_reaches_the_engine(served: Served
         ({"prompt_cache_key": "k"}, {"prompt_cache_key": "k"}),
         ({"cache_salt": "s"}, {"cache_salt": "s"}),
         ({"skip_cache_insert": True}, {"skip_cache_insert": True}),
-        ({"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}, {"cache_salt": None}),
     ]
     for fields, expected in cases:
         served.engine.options.clear()
@@ -270,6 +269,65 @@ async def test_what_a_client_says_of_a_request_reaches_the_engine(served: Served
             assert {name: getattr(options, name) for name in expected} == expected
     told = await ask(served, {**body, "skip_cache_insert": True})
     assert told["usage"]["input_tokens_details"]["cache_write_tokens"] == 0
+
+
+def marked(*ttls: str | None, then: str = TEXT) -> list[dict[str, Any]]:
+    marks = [{"mode": "explicit", **({"ttl": ttl} if ttl else {})} for ttl in ttls]
+    parts: list[dict[str, Any]] = [
+        {"type": "input_text", "text": f"{i}. {TEXT}", "prompt_cache_breakpoint": mark}
+        for i, mark in enumerate(marks)
+    ]
+    return [{"role": "user", "content": [*parts, {"type": "input_text", "text": then}]}]
+
+
+async def test_a_time_to_live_is_that_of_marks_and_of_what_the_questions_share(
+    served: Served,
+) -> None:
+    questions = [PREDICATE, SCORE]
+    cases: list[tuple[Any, dict[str, str], list[float | None]]] = [
+        (TEXT, {}, [None]),
+        (TEXT, {"ttl": "30m"}, [1800.0]),
+        (marked(None, "12h"), {}, [None, 43200.0, None]),
+        (marked(None, "12h"), {"mode": "implicit", "ttl": "30m"}, [1800.0, 43200.0, 1800.0]),
+        (marked(None, "12h"), {"mode": "explicit", "ttl": "30m"}, [1800.0, 43200.0, None]),
+    ]
+    for given, asked, expected in cases:
+        served.engine.options.clear()
+        body = {"input": given, "questions": questions, "prompt_cache_options": asked}
+        reply = await served.client.post("/v1/decisions", json=body)
+        assert reply.status_code == 200, reply.text
+        assert "x-ignored-fields" not in reply.headers
+        for options in served.engine.options:
+            places = [*options.cache_boundaries, options.cache_junctions[-1]]
+            assert places == sorted(places)
+            assert [options.cache_ttls.get(place) for place in places] == expected
+
+
+async def test_explicit_mode_leaves_nothing_behind_the_last_mark(served: Served) -> None:
+    body = {"input": marked(None, None), "questions": [PREDICATE, SCORE]}
+    asked = {"mode": "explicit", "prewarm": True, "comparison_response_id": "r"}
+    reply = await served.client.post("/v1/decisions", json={**body, "prompt_cache_options": asked})
+    assert reply.headers["x-ignored-fields"] == (
+        "prompt_cache_options.comparison_response_id, prompt_cache_options.prewarm"
+    )
+    for options in served.engine.options:
+        assert options.cache_insert_end == options.cache_boundaries[-1] < options.cache_junctions[0]
+    unit = served.context.config.cache_config.block_size
+    left = served.engine.options[0].cache_insert_end // unit * unit
+    details = reply.json()["usage"]["input_tokens_details"]
+    assert details == {"cached_tokens": 0, "cache_write_tokens": 2 * left}
+
+
+@pytest.mark.parametrize(
+    "mark", [{"mode": "implicit"}, "explicit", {"mode": "explicit", "ttl": "5m"}]
+)
+async def test_wrong_marks_are_named(served: Served, mark: Any) -> None:
+    part = {"type": "input_text", "text": "x", "prompt_cache_breakpoint": mark}
+    body = {"input": [{"role": "user", "content": [part]}], "questions": [PREDICATE]}
+    reply = await served.client.post("/v1/decisions", json=body)
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert message.startswith("input[0].content[0].prompt_cache_breakpoint")
 
 
 async def test_explicit_mode_without_marks_shares_with_itself_alone(served: Served) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from vllm.entrypoints.openai.cache_hints import read_breakpoint_ttl
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler, as_content
 from vllm.entrypoints.openai.responses.options import flat_name
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
@@ -146,9 +147,10 @@ class _Reader:
         texts = read_parts(f"{where}.content", content, may_hold_json=role == "user")
         self.chat.add_message(str(role), texts)
         for i, part in enumerate(content if isinstance(content, list) else ()):
-            if part.get("prompt_cache_breakpoint") is not None:
-                _check_mark(f"{where}.content[{i}]", part["prompt_cache_breakpoint"])
-                self.marks.append(Breakpoint(self.chat.last_index, i))
+            mark, place = part.get("prompt_cache_breakpoint"), f"{where}.content[{i}]"
+            if mark is not None:
+                ttl_s = read_breakpoint_ttl(mark, f"{place}.prompt_cache_breakpoint", "input")
+                self.marks.append(Breakpoint(self.chat.last_index, i, ttl_s))
 
     def _add_call(self, where: str, item: Mapping[str, Any], kind: str) -> None:
         call_id, name = (_text(where, item, field_name) for field_name in ("call_id", "name"))
@@ -222,11 +224,6 @@ def _read_part(where: str, part: Any, *, may_hold_json: bool) -> str:
         f"{where}.type={str(kind)[:60]!r} is not supported here: only texts are served ({known}).",
         _param(where),
     )
-
-
-def _check_mark(where: str, mark: Any) -> None:
-    if not isinstance(mark, Mapping) or mark.get("mode") != "explicit":
-        _refuse(f"{where}.prompt_cache_breakpoint", 'must be an object with mode "explicit"')
 
 
 def _text(where: str, item: Mapping[str, Any], name: str) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm.entrypoints.decisions.labels import TokenPath
-from vllm.entrypoints.decisions.prompts import Prompt, PromptSet
+from vllm.entrypoints.decisions.prompts import PromptSet
+from vllm.entrypoints.decisions.question_format import Prompt
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.engine_stream import EngineStream, Job
 from vllm.exceptions import EngineError, ShuttingDownError
@@ -53,13 +54,11 @@ class PromptReader:
         name: Begins the requests' ids.
         context: The server's.
         options: Of every read.
-        skips_cache: Whether nothing cached is read.
     """
 
     name: str
     context: ServingContext
     options: RequestOptions
-    skips_cache: bool = False
     _unique: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     async def read(self, given: PromptSet) -> Readings:
@@ -90,7 +89,9 @@ class PromptReader:
 
     def _whole(self, given: PromptSet, num_reads: int) -> CallPart:
         """What the call counts for: its requests, and the tokens that differ."""
-        shared = given.num_shared
+        shared = 0 if self.options.skip_cache_insert else given.num_shared
+        if (end := self.options.cache_insert_end) is not None:
+            shared = min(shared, end)
         own = sum(len(prompt.token_ids) - shared for prompt in given.prompts)
         return CallPart(num_reads, shared + own)
 
@@ -103,15 +104,11 @@ class PromptReader:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             logprob_token_ids=list(read.token_ids),
-            skip_reading_prefix_cache=self.skips_cache,
-        )
-        options = self.options.replace(
-            cache_junctions=list(given.junctions), cache_boundaries=list(given.marks)
         )
         path = "-".join(map(str, read.path))
         suffix = f"{prompt.question}.{prompt.turn}{'.' if path else ''}{path}"
         token_ids = [*prompt.token_ids, *read.path]
-        return Job(f"{self.name}-{suffix}-{self._unique}", token_ids, params, options, part)
+        return Job(f"{self.name}-{suffix}-{self._unique}", token_ids, params, self.options, part)
 
     async def _run(self, jobs: Sequence[Job]) -> list[tuple[int, dict[int, float], int]]:
         stream = EngineStream(self.context.engine, jobs, self.context.state)

@@ -1,11 +1,9 @@
 """``/v1/decisions`` and ``/v1/systemone``: from a body to its answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
@@ -13,14 +11,22 @@ from starlette.responses import Response
 
 from vllm.entrypoints.decisions import answers, openai_body, system_one
 from vllm.entrypoints.decisions.answers import CacheTokens, DecisionBody, DecisionUsage
+from vllm.entrypoints.decisions.cache_use import CacheUse
 from vllm.entrypoints.decisions.input_items import Conversation, read_input
 from vllm.entrypoints.decisions.prompts import PromptMaker, PromptSet
 from vllm.entrypoints.decisions.protocol import DecisionsRequest
+from vllm.entrypoints.decisions.question_format import QuestionFormat
 from vllm.entrypoints.decisions.questions import Question
 from vllm.entrypoints.decisions.reading import PromptReader, Readings
 from vllm.entrypoints.decisions.scoring import Distribution, label_mass, make_distribution
 from vllm.entrypoints.decisions.wording import PROMPT_FORMAT_VERSION
-from vllm.entrypoints.openai.cache_hints import find_hints, read_cache_options
+from vllm.entrypoints.openai.cache_hints import (
+    CacheHints,
+    find_asked,
+    read_cache_options,
+    read_hints,
+    with_ttl,
+)
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.request_scope import (
     RequestScope,
@@ -31,7 +37,6 @@ from vllm.entrypoints.openai.request_scope import (
 from vllm.entrypoints.openai.sampling import check_options, read_options
 from vllm.entrypoints.openai.text_workers import count_chars
 from vllm.exceptions import UserInputError
-from vllm.v1.request_options import RequestOptions
 
 MAX_ORDERS = 16
 _MAX_IDENTIFIER_CHARS = 128
@@ -46,7 +51,7 @@ class _Call:
         conversation: What the questions are about.
         questions: They.
         is_system_one: Whether it is answered in System One's shape.
-        reads_alone: Whether it may hit nothing of others', nor leave anything to them.
+        hints: What it asks of the cache.
         ignored: Fields without effect.
     """
 
@@ -54,7 +59,7 @@ class _Call:
     conversation: Conversation
     questions: Sequence[Question]
     is_system_one: bool
-    reads_alone: bool
+    hints: CacheHints
     ignored: Sequence[str]
 
 
@@ -73,17 +78,14 @@ async def create_decision(
     scope = open_scope("dec-", body, raw_request, context, call.ignored)
     check_options(body, context.served_model)
     given = await _render(call, context)
-    is_private = leaves_nothing(raw_request, body)
     options = read_options(body).replace(
         data_parallel_rank=header_data_parallel_rank(raw_request),
-        skip_cache_insert=is_private,
+        skip_cache_insert=leaves_nothing(raw_request, body),
         session_id=scope.session,
     )
-    if call.reads_alone:
-        options = options.replace(cache_salt=_salt_of_its_own(options))
-    reader = PromptReader(scope.response_id, context, options)
-    readings = await reader.read(given)
-    return _respond(call, scope, context, given, readings, keeps=not is_private)
+    cache = CacheUse.choose(options, call.hints, given)
+    readings = await PromptReader(scope.response_id, context, cache.options).read(given)
+    return _respond(call, scope, context, given, readings, cache)
 
 
 def _check(body: DecisionsRequest) -> _Call:
@@ -98,18 +100,17 @@ def _check(body: DecisionsRequest) -> _Call:
     reader = system_one.read_questions if is_system_one else openai_body.read_questions
     questions, ignored = reader(body.questions)
     _check_settings(body)
-    options = read_cache_options(body.prompt_cache_options)
-    ignored += find_hints(body.prompt_cache_options)
-    is_explicit = options is not None and options.mode == "explicit"
-    if is_explicit and conversation.breakpoints:
-        ignored.append("prompt_cache_options.mode")
+    read_cache_options(body.prompt_cache_options)
+    hints = read_hints(body.prompt_cache_options)
+    # Nothing is answered that could be compared, or left out.
+    ignored += find_asked(body.prompt_cache_options, "comparison_response_id", "prewarm")
+    marks = with_ttl(conversation.breakpoints, hints.ttl_s)
     return _Call(
         body=body,
-        conversation=conversation,
+        conversation=replace(conversation, breakpoints=marks),
         questions=questions,
         is_system_one=is_system_one,
-        # Only its own marks count there, and it has none.
-        reads_alone=is_explicit and not conversation.breakpoints,
+        hints=hints,
         ignored=ignored,
     )
 
@@ -134,26 +135,20 @@ def _check_settings(body: DecisionsRequest) -> None:
         )
 
 
-def _salt_of_its_own(options: RequestOptions) -> str:
-    """Return a salt under which the request's own prompts find each other, and nobody else's."""
-    parts = f"{options.cache_salt or ''}:{uuid4().hex}"
-    return "decision-" + blake2b(parts.encode(), digest_size=20).hexdigest()
-
-
 async def _render(call: _Call, context: ServingContext) -> PromptSet:
     """Make the prompts, in a thread: templates are programs and texts are long."""
     kwargs = {
         **context.args.default_chat_template_kwargs,
         **(call.body.chat_template_kwargs or {}),
     }
-    maker = PromptMaker(
-        call.conversation,
+    asks = QuestionFormat(
         context.chat_encoder,
         context.tokenizer,
         context.parsers,
         kwargs,
         context.served_model.max_prompt_tokens,
     )
+    maker = PromptMaker(call.conversation, asks)
     num_orders = call.body.x_permutations or 1
     num_chars = count_chars([call.conversation.messages, call.body.questions])
     return await context.workers.run(num_chars, partial(maker.make, call.questions, num_orders))
@@ -165,8 +160,7 @@ def _respond(
     context: ServingContext,
     given: PromptSet,
     readings: Readings,
-    *,
-    keeps: bool,
+    cache: CacheUse,
 ) -> Response:
     settings = context.args.decisions
     found: list[list[tuple[int, list[float]]]] = [[] for _ in call.questions]
@@ -174,7 +168,7 @@ def _respond(
         found[prompt.question].append((prompt.turn, logprobs))
     distributions = [make_distribution(rows, settings.temperature) for rows in found]
     num_tokens = sum(len(prompt.token_ids) for prompt in given.prompts)
-    num_cached = 0 if call.reads_alone else sum(readings.num_cached)
+    num_cached = 0 if cache.reads_alone else sum(readings.num_cached)
     content: Any
     if call.is_system_one:
         content = system_one.SystemOneBody(
@@ -192,12 +186,7 @@ def _respond(
             _make_answers(call, given, readings, distributions, settings.refusal_mass),
             DecisionUsage(
                 num_tokens,
-                CacheTokens(
-                    num_cached,
-                    _count_written(given, readings, context)
-                    if keeps and not call.reads_alone
-                    else 0,
-                ),
+                CacheTokens(num_cached, cache.count_written(given, readings.num_cached, context)),
                 num_tokens,
             ),
             PROMPT_FORMAT_VERSION,
@@ -232,13 +221,3 @@ def _make_answers(
             answer.label_logprobs = logprobs
             answer.label_mass = label_mass(logprobs)
     return made
-
-
-def _count_written(given: PromptSet, readings: Readings, context: ServingContext) -> int:
-    """How many tokens of the prompts are in the cache now that were not there."""
-    cache = context.config.cache_config
-    if not cache.enable_prefix_caching:
-        return 0
-    unit = cache.block_size
-    pairs = zip(given.prompts, readings.num_cached, strict=True)
-    return sum(max(len(prompt.token_ids) // unit * unit - cached, 0) for prompt, cached in pairs)

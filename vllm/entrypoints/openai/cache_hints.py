@@ -69,11 +69,9 @@ def read_hints(value: Mapping[str, Any] | None) -> CacheHints:
     )
 
 
-def find_hints(value: Mapping[str, Any] | None) -> list[str]:
-    """Return what ``prompt_cache_options`` ask for that needs a prompt with an answer."""
-    hints = read_hints(value)
-    asked = {"ttl": hints.ttl_s is not None, "prewarm": hints.prewarms}
-    return [f"prompt_cache_options.{name}" for name, is_asked in asked.items() if is_asked]
+def find_asked(value: Mapping[str, Any] | None, *names: str) -> list[str]:
+    """Return which of some fields of ``prompt_cache_options`` ask for anything, by whole names."""
+    return [f"prompt_cache_options.{name}" for name in names if (value or {}).get(name)]
 
 
 def read_breakpoint_ttl(mark: Any, where: str, param: str) -> float | None:

@@ -10,7 +10,12 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vllm.entrypoints.openai.cache_hints import read_cache_options, read_hints, with_ttl
+from vllm.entrypoints.openai.cache_hints import (
+    find_asked,
+    read_cache_options,
+    read_hints,
+    with_ttl,
+)
 from vllm.entrypoints.openai.chat_marks import find_marks
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.engine_stream import EngineStream
@@ -157,14 +162,10 @@ async def create_chat_completion(
 async def _check(
     body: ChatCompletionRequest, raw_request: Request, context: ServingContext
 ) -> _Chat:
-    asked = read_cache_options(body.prompt_cache_options)
+    read_cache_options(body.prompt_cache_options)
     hints, marks = read_hints(body.prompt_cache_options), find_marks(body.messages)
     # Neither is of this API: there is no response to compare with, and none without an answer.
-    others = {
-        "comparison_response_id": asked is not None and asked.comparison_response_id is not None,
-        "prewarm": hints.prewarms,
-    }
-    ignored = [f"prompt_cache_options.{name}" for name, is_asked in others.items() if is_asked]
+    ignored = find_asked(body.prompt_cache_options, "comparison_response_id", "prewarm")
     scope = open_scope("chatcmpl-", body, raw_request, context, ignored)
     bypasses = hints.is_explicit and not marks
     if bypasses:

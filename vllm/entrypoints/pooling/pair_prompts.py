@@ -1,19 +1,31 @@
-"""What a model is asked of a query and a document: the one place for these words.
+"""What a model is asked of a query and a document.
+
+A checkpoint that was trained for it has its own prompt, which is here. Any other model is asked a
+predicate as ``/v1/decisions`` asks it, in the words of ``decisions/wording.py``.
 
 The query stands in front and the document behind it, so that the documents of a request share all
 that comes before them. The answer is read from two tokens that may come next.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
+from vllm.entrypoints.decisions.input_items import Conversation
+from vllm.entrypoints.decisions.labels import LabelTrie, encode_labels, label_texts
+from vllm.entrypoints.decisions.prompts import PromptMaker
+from vllm.entrypoints.decisions.question_format import QuestionFormat
+from vllm.entrypoints.decisions.wording import (
+    PLAIN_END,
+    PROMPT_FORMAT_VERSION,
+    RELEVANCE,
+    spell_pair,
+    spell_plain,
+)
 from vllm.entrypoints.openai.context import ServingContext
-from vllm.entrypoints.openai.pipeline.chat_task import ChatTask, prepare_chat
 from vllm.entrypoints.pooling.inputs import Cut
 from vllm.entrypoints.pooling.plan import YesNo
-from vllm.exceptions import TextLengthError, UnsupportedFeatureError, UserInputError
-from vllm.tokenizers import ChatOptions, Tokenizer
+from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.tokenizers import Tokenizer
 from vllm.tokenizers.chat_encoder import NoChatEncoder
 from vllm.tokenizers.literal_text import LiteralText
 
@@ -26,11 +38,6 @@ _QWEN3_BEGIN = (
 _QWEN3_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
-_QUESTION = (
-    "\n\nDoes the document contain what the query asks for? Answer with one letter only: A for "
-    "yes, B for no."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -40,77 +47,111 @@ class Pair:
     document: str
 
 
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """A pair as the model reads it.
+
+    Attributes:
+        token_ids: What the model reads.
+        answer: The two tokens that are read behind it, the same for all pairs of a request.
+    """
+
+    token_ids: list[int]
+    answer: YesNo
+
+
 class PairPrompts(Protocol):
     """Makes prompts of pairs.
 
     Attributes:
-        answer: The two tokens that are read behind them.
+        wording: Version of the words; None: they are those that the checkpoint was trained with.
     """
 
     @property
-    def answer(self) -> YesNo:
-        """The two tokens that are read behind them."""
+    def wording(self) -> int | None:
+        """Version of the words; None: they are those that the checkpoint was trained with."""
 
-    async def encode(self, pair: Pair, instruction: str | None) -> list[int]:
-        """Return the tokens of a pair's prompt."""
+    def encode(self, pair: Pair, instruction: str | None) -> PairPrompt:
+        """Return a pair's prompt. Slow: call it in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class RerankerPrompts:
     """Those of Qwen3-Reranker. What clients spell of its special tokens stays text."""
 
-    context: ServingContext
+    tokenizer: Tokenizer
     literal: LiteralText
     answer: YesNo
+    wording: int | None = None
 
-    async def encode(self, pair: Pair, instruction: str | None) -> list[int]:
-        """Return the tokens of a pair's prompt."""
+    def encode(self, pair: Pair, instruction: str | None) -> PairPrompt:
+        """Return a pair's prompt."""
+        encode = self.tokenizer.encode
         told = _QWEN3_INSTRUCTION if instruction is None else instruction
-        num_chars = len(pair.document) + len(pair.query) + len(told)
-        return await self.context.workers.run(num_chars, partial(self._encode, pair, told))
-
-    def _encode(self, pair: Pair, told: str, is_wanted: object) -> list[int]:
-        del is_wanted
-        encode, mark = (
-            self.context.tokenizer.encode,
-            self.literal.find_mark([told, pair.query, pair.document]),
-        )
+        mark = self.literal.find_mark([told, pair.query, pair.document])
         told, query, document = (
             self.literal.guard(text, mark) for text in (told, pair.query, pair.document)
         )
         body = f"<Instruct>: {told}\n<Query>: {query}\n<Document>: {document}"
-        return [
+        token_ids = [
             *encode(_QWEN3_BEGIN, add_special_tokens=False),
             *self.literal.encode(body, mark, add_special_tokens=False),
             *encode(_QWEN3_END, add_special_tokens=False),
         ]
+        return PairPrompt(token_ids, self.answer)
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionPrompts:
-    """A question to any model that generates, as a chat where it has a format for chats."""
+    """A predicate to any model that generates, in its chat format."""
 
-    context: ServingContext
+    asks: QuestionFormat
+    wording: int | None = PROMPT_FORMAT_VERSION
+
+    def encode(self, pair: Pair, instruction: str | None) -> PairPrompt:
+        """Return a pair's prompt."""
+        text = spell_pair(pair.query, pair.document, instruction)
+        maker = PromptMaker(Conversation([{"role": "user", "content": text}]), self.asks)
+        (prompt,) = maker.make([RELEVANCE], 1, lambda: True).prompts
+        return PairPrompt(prompt.token_ids, _read_answer(prompt.trie))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPrompts:
+    """A predicate to a model that generates and knows no chats."""
+
+    tokenizer: Tokenizer
     answer: YesNo
+    wording: int | None = PROMPT_FORMAT_VERSION
 
-    async def encode(self, pair: Pair, instruction: str | None) -> list[int]:
-        """Return the tokens of a pair's prompt."""
-        head = "" if instruction is None else f"{instruction}\n\n"
-        text = f"{head}Query: {pair.query}\n\nDocument: {pair.document}{_QUESTION}"
-        context = self.context
-        if isinstance(context.chat_encoder, NoChatEncoder):
-            work = partial(_encode_bare, context.tokenizer, f"{text}\n\nAnswer:")
-            return await context.workers.run(len(text), work)
-        options = ChatOptions(
-            reasoning_effort="none", template_kwargs=context.args.default_chat_template_kwargs
+    def encode(self, pair: Pair, instruction: str | None) -> PairPrompt:
+        """Return a pair's prompt."""
+        text = spell_plain(spell_pair(pair.query, pair.document, instruction), RELEVANCE)
+        return PairPrompt(self.tokenizer.encode(text), self.answer)
+
+
+def _find_plain_answer(tokenizer: Tokenizer) -> YesNo:
+    labels = label_texts(len(RELEVANCE.options))
+    # A space stands before a word; where that is a token of its own, the letters come without.
+    spaced = LabelTrie.build(encode_labels(tokenizer, PLAIN_END, [f" {one}" for one in labels]))
+    if not spaced.depth:
+        return _read_answer(spaced)
+    return _read_answer(LabelTrie.build(encode_labels(tokenizer, PLAIN_END, labels)))
+
+
+def _read_answer(trie: LabelTrie) -> YesNo:
+    """Return the tokens of the two labels.
+
+    Raises:
+        UnsupportedFeatureError: They are several.
+    """
+    if trie.depth:
+        raise UnsupportedFeatureError(
+            "This model cannot be asked about pairs: in its vocabulary the letters A and B are no "
+            "single tokens."
         )
-        task = ChatTask([{"role": "user", "content": text}], options)
-        return (await prepare_chat(task, context)).prompt.token_ids
-
-
-def _encode_bare(tokenizer: Tokenizer, text: str, is_wanted: object) -> list[int]:
-    del is_wanted
-    return tokenizer.encode(text)
+    (yes,), (no,) = trie.paths
+    return YesNo(yes, no)
 
 
 def make_pair_prompts(context: ServingContext) -> PairPrompts:
@@ -119,46 +160,40 @@ def make_pair_prompts(context: ServingContext) -> PairPrompts:
     Raises:
         UnsupportedFeatureError: It cannot be asked.
     """
-    plan = context.vectors
+    plan, tokenizer = context.vectors, context.tokenizer
     if plan.yes_no is not None:
-        return RerankerPrompts(context, LiteralText(context.tokenizer), plan.yes_no)
+        return RerankerPrompts(tokenizer, LiteralText(tokenizer), plan.yes_no)
     if not plan.generates:
         raise UnsupportedFeatureError("This checkpoint has no output matrix: it cannot be asked.")
-    space = " " if isinstance(context.chat_encoder, NoChatEncoder) else ""
-    for prefix in dict.fromkeys((space, "")):
-        ids = [context.tokenizer.encode(f"{prefix}{letter}", False) for letter in "AB"]
-        if all(len(found) == 1 for found in ids):
-            return QuestionPrompts(context, YesNo(ids[0][0], ids[1][0]))
-    raise UnsupportedFeatureError(
-        "This model cannot be asked about pairs: in its vocabulary the letters A and B are no "
-        "single tokens."
-    )
+    if isinstance(context.chat_encoder, NoChatEncoder):
+        return PlainPrompts(tokenizer, _find_plain_answer(tokenizer))
+    kwargs = context.args.default_chat_template_kwargs
+    return QuestionPrompts(QuestionFormat(context.chat_encoder, tokenizer, context.parsers, kwargs))
 
 
-async def encode_pair(
-    prompts: PairPrompts,
-    pair: Pair,
-    instruction: str | None,
-    cut: Cut,
-    tokenizer: Tokenizer,
-) -> list[int]:
-    """Return the tokens of a pair's prompt; a document that makes it too long is cut if it may be.
+def encode_pair(
+    prompts: PairPrompts, pair: Pair, instruction: str | None, cut: Cut, tokenizer: Tokenizer
+) -> PairPrompt:
+    """Return a pair's prompt; a document that makes it too long is cut if it may be.
+
+    Slow: call it in a thread.
 
     Raises:
         TextLengthError: It is too long.
         UserInputError: It is, without its document.
     """
-    token_ids = await prompts.encode(pair, instruction)
-    if cut.kept is None or len(token_ids) <= cut.kept:
-        return cut.apply(token_ids)
-    room = len(tokenizer.encode(pair.document, False)) - (len(token_ids) - cut.kept)
+    prompt = prompts.encode(pair, instruction)
+    num_tokens = len(prompt.token_ids)
+    if cut.kept is None or num_tokens <= cut.kept:
+        return replace(prompt, token_ids=cut.apply(prompt.token_ids))
+    room = len(tokenizer.encode(pair.document, False)) - (num_tokens - cut.kept)
     while room > 0:
         shorter = replace(pair, document=cut_text(pair.document, room, tokenizer, cut.side))
-        token_ids = await prompts.encode(shorter, instruction)
-        if len(token_ids) <= cut.kept:
-            return token_ids
+        prompt = prompts.encode(shorter, instruction)
+        if len(prompt.token_ids) <= cut.kept:
+            return prompt
         # At the cut, tokens may have joined otherwise.
-        room -= len(token_ids) - cut.kept
+        room -= len(prompt.token_ids) - cut.kept
     raise UserInputError(
         f"truncate_prompt_tokens={cut.kept} leaves no room for a document: query and instruction "
         "alone are as long.",
@@ -174,13 +209,3 @@ def cut_text(text: str, num_tokens: int, tokenizer: Tokenizer, side: str = "righ
     kept = token_ids[:num_tokens] if side == "right" else token_ids[-num_tokens:]
     # Not a part of a character.
     return tokenizer.decode(kept).strip("\ufffd")
-
-
-__all__ = [
-    "Pair",
-    "PairPrompts",
-    "TextLengthError",
-    "cut_text",
-    "encode_pair",
-    "make_pair_prompts",
-]

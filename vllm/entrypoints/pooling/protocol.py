@@ -192,6 +192,7 @@ class RerankBody(msgspec.Struct):
     results: list[RankedDocument]
     usage: PooledUsage
     meta: dict[str, Any]
+    prompt_format_version: int | UnsetType = UNSET
     object: str = "list"
 
 
@@ -211,4 +212,5 @@ class ScoreBody(msgspec.Struct):
     model: str
     data: list[ScoreItem]
     usage: PooledUsage
+    prompt_format_version: int | UnsetType = UNSET
     object: str = "list"

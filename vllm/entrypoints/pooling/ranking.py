@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET
@@ -13,7 +14,14 @@ from vllm.entrypoints.openai.protocol.responses import unix_now
 from vllm.entrypoints.pooling.compute import PooledCall
 from vllm.entrypoints.pooling.embeddings import make_vectors
 from vllm.entrypoints.pooling.inputs import MAX_INPUTS, Cut, TokenizedText, tokenize_inputs
-from vllm.entrypoints.pooling.pair_prompts import Pair, cut_text, encode_pair, make_pair_prompts
+from vllm.entrypoints.pooling.pair_prompts import (
+    Pair,
+    PairPrompt,
+    PairPrompts,
+    cut_text,
+    encode_pair,
+    make_pair_prompts,
+)
 from vllm.entrypoints.pooling.protocol import (
     RankedDocument,
     RerankBody,
@@ -35,6 +43,20 @@ _SIDES = (
 # What checkpoints call the prompts of the two sides.
 _QUERY_PROMPTS = ("query", "search_query")
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus", "search_document")
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Those of pairs.
+
+    Attributes:
+        values: By pair.
+        wording: Version of the words that the model was asked in; None: they are its own, or it
+            was asked nothing.
+    """
+
+    values: list[float]
+    wording: int | None = None
 
 
 async def create_rerank(
@@ -59,7 +81,8 @@ async def create_rerank(
         cut_all = texts
     pairs = [Pair(query, text) for text in cut_all]
     cut = call.find_cut(body)
-    scores = await _score(call, pairs, _read_instruction(body), cut)
+    found = await _score(call, pairs, _read_instruction(body), cut)
+    scores = found.values
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     shows = body.return_documents is not False
     results = [
@@ -70,7 +93,9 @@ async def create_rerank(
         "api_version": {"version": "2"},
         "billed_units": {"search_units": 1, "input_tokens": call.num_tokens},
     }
-    answer = RerankBody(call.response_id, call.model, results, call.usage, meta)
+    answer = RerankBody(
+        call.response_id, call.model, results, call.usage, meta, found.wording or UNSET
+    )
     return answer, call.headers
 
 
@@ -85,14 +110,17 @@ async def create_score(
     """
     call = PooledCall.open("score-", body, raw_request, context)
     pairs = _read_pairs(body)
-    scores = await _score(call, pairs, _read_instruction(body), call.find_cut(body))
-    data = [ScoreItem(index, score) for index, score in enumerate(scores)]
-    return ScoreBody(call.response_id, unix_now(), call.model, data, call.usage), call.headers
+    found = await _score(call, pairs, _read_instruction(body), call.find_cut(body))
+    data = [ScoreItem(index, score) for index, score in enumerate(found.values)]
+    answer = ScoreBody(
+        call.response_id, unix_now(), call.model, data, call.usage, found.wording or UNSET
+    )
+    return answer, call.headers
 
 
 async def _score(
     call: PooledCall, pairs: Sequence[Pair], instruction: str | None, cut: Cut
-) -> list[float]:
+) -> Scores:
     """Return each pair's score, which others' do not change."""
     plan = call.context.vectors
     if plan.is_trained and plan.yes_no is None:
@@ -102,16 +130,27 @@ async def _score(
                 "nothing. Put it in front of the query.",
                 "instruction",
             )
-        return await _compare(call, pairs, cut)
+        return Scores(await _compare(call, pairs, cut))
     prompts = make_pair_prompts(call.context)
-    tokenizer = call.context.tokenizer
     encoded = await asyncio.gather(
-        *(encode_pair(prompts, pair, instruction, cut, tokenizer) for pair in pairs)
+        *(_encode(call.context, prompts, pair, instruction, cut) for pair in pairs)
     )
-    texts = [TokenizedText(token_ids) for token_ids in encoded]
-    wanted = PoolingParams(logit_ids=[prompts.answer.yes, prompts.answer.no])
-    found = await call.compute(texts, wanted)
-    return [_to_probability(float(rows[0][0]) - float(rows[0][1])) for rows in found]
+    texts = [TokenizedText(prompt.token_ids) for prompt in encoded]
+    answer = encoded[0].answer
+    found = await call.compute(texts, PoolingParams(logit_ids=[answer.yes, answer.no]))
+    scores = [_to_probability(float(rows[0][0]) - float(rows[0][1])) for rows in found]
+    return Scores(scores, prompts.wording)
+
+
+async def _encode(
+    context: ServingContext, prompts: PairPrompts, pair: Pair, instruction: str | None, cut: Cut
+) -> PairPrompt:
+    """Return a pair's prompt, made in a thread: templates are programs and texts are long."""
+    num_chars = len(pair.query) + len(pair.document) + len(instruction or "")
+    return await context.workers.run(
+        num_chars,
+        lambda _: encode_pair(prompts, pair, instruction, cut, context.tokenizer),
+    )
 
 
 def _to_probability(logit: float) -> float:
