@@ -34,7 +34,9 @@ def pair(
     # Beside a tier, which a core that is killed loses with its process.
     flags += ("--kv-offloading-size", "0.05")
     environment = {**platform_environment, "VLLM_SERVER_DEV_MODE": "1"}
-    log_path = tmp_path_factory.mktemp("pair") / "log.txt"
+    folder = tmp_path_factory.mktemp("pair")
+    flags += ("--batch-dir", str(folder / "batches"))
+    log_path = folder / "log.txt"
     with ServerProcess(log_path, *flags, environment=environment) as server:
         wait_until(lambda: server.log.count("Application startup complete") == 2)
         yield server
@@ -111,6 +113,49 @@ def test_a_stored_response_is_found_by_both_processes(pair: ServerProcess) -> No
         path = f"/v1/responses/{response['id']}"
         assert httpx.delete(pair.url + path, timeout=_DEADLINE_S).json()["deleted"]
         assert {pair.get(path).status_code for _ in range(2)} == {404}
+
+
+def test_batches_are_one_processs_and_both_answer(pair: ServerProcess) -> None:
+    """Each request is a connection of its own, which either process may take."""
+    lines = [
+        {
+            "custom_id": f"line-{i}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "deepseek-v4", "prompt": f"Line {i}.", "max_tokens": 3},
+        }
+        for i in range(4)
+    ]
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+    def upload() -> str:
+        answer = httpx.post(
+            pair.url + "/v1/files",
+            files={"file": ("in.jsonl", content)},
+            data={"purpose": "batch"},
+            timeout=_DEADLINE_S,
+        )
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["id"])
+
+    files = [upload() for _ in range(4)]
+    for _ in range(3):
+        listed = pair.get("/v1/files").json()["data"]
+        assert sorted(one["id"] for one in listed) == sorted(files)
+        assert pair.get(f"/v1/files/{files[0]}/content").content == content
+    body = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    made = [pair.post("/v1/batches", {**body, "input_file_id": one}).json() for one in files]
+    for batch in made:
+        path = f"/v1/batches/{batch['id']}"
+        wait_until(lambda path=path: pair.get(path).json()["status"] == "completed")  # type: ignore[misc]
+        done = pair.get(path).json()
+        rows = pair.get(f"/v1/files/{done['output_file_id']}/content").text.splitlines()
+        assert {json.loads(row)["custom_id"] for row in rows} == {f"line-{i}" for i in range(4)}
+        assert httpx.delete(pair.url + path, timeout=_DEADLINE_S).json()["deleted"]
+        assert {pair.get(path).status_code for _ in range(3)} == {404}
+    # Both know what is wrong, too.
+    wrong = [pair.post("/v1/batches", {**body, "endpoint": "/v1/x"}) for _ in range(3)]
+    assert {answer.status_code for answer in wrong} == {400}
 
 
 def test_what_a_request_hit_is_told_by_both_processes(pair: ServerProcess) -> None:

@@ -278,3 +278,59 @@ async def test_an_input_does_not_expire_while_it_is_read(house: House) -> None:
     house.files.expire()
     with pytest.raises(FileNotStoredError):
         house.files.find(file_id, None)
+
+
+async def test_nothing_stays_for_ever(house: House) -> None:
+    """Inputs, results and batches go after 30 days; what is for another purpose stays."""
+    body = await ended(house, house.service.create(None, house.upload(2), CHATS))
+    with house.files.write(None, "seen.png", "vision") as writer:
+        kept = writer.finish().id
+    assert len(house.files.files_of(None)) == 3
+    house.clock.now += 30 * 24 * 3600 - 1
+    house.service.drop_old()
+    assert len(house.files.files_of(None)) == 3
+    assert house.service.find(body.id, None)
+    house.clock.now += 1
+    house.service.drop_old()
+    assert [about.id for about in house.files.files_of(None)] == [kept]
+    with pytest.raises(FileNotStoredError):
+        house.service.find(body.id, None)
+    assert list((house.folder / "batches").iterdir()) == []
+    assert len(list((house.folder / "files").iterdir())) == 2
+
+
+async def test_what_has_expired_leaves_its_room(house: House) -> None:
+    for _ in range(2):
+        with house.files.write(None, "a", BATCH, expires_in=3600) as writer:
+            writer.add(b"x" * 100_000)
+            writer.finish()
+        with pytest.raises(UserInputError, match="delete some first"):
+            house.service.create(None, house.files.files_of(None)[0].id, CHATS)
+        house.clock.now += 3600
+
+
+async def test_batches_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.entrypoints.batch.batch_service.MAX_BATCHES", 3)
+    monkeypatch.setattr("vllm.entrypoints.batch.batch_service.MAX_OPEN", 2)
+    monkeypatch.setattr("vllm.entrypoints.batch.file_store.MAX_FILES", 8)
+    made = []
+    for _ in range(4):
+        house.clock.now += 1
+        made.append((await ended(house, house.service.create(None, house.upload(1), CHATS))).id)
+    assert [body.id for body in house.service.batches_of(None)] == made[:0:-1]
+    with pytest.raises(UserInputError, match="There are 8 files of yours"):
+        house.upload(1)
+    house.server.stops_at = 0
+    file_id = made and house.service.find(made[-1], None).input_file_id
+    house.clock.now += 1
+    begun = [house.service.create(None, file_id, CHATS).id for _ in range(2)]
+    assert {body.id for body in house.service.batches_of(None)} == {made[-1], *begun}
+    with pytest.raises(UserInputError, match="2 batches of yours are open"):
+        house.service.create(None, file_id, CHATS)
+    house.upload(1, "ada")
+    house.service.create("ada", house.upload(1, "ada"), CHATS)
+    with pytest.raises(UserInputError, match="cancel it first"):
+        house.service.delete(begun[0], None)
+    house.service.delete(made[-1], None)
+    assert {body.id for body in house.service.batches_of(None)} == set(begun)
+    await house.service.stop()

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.entrypoints.openai.conftest import Served
 from vllm.config.tenants import BATCH_TENANT, Tenant, TenantsConfig, digest_key, with_batch_tenant
+from vllm.entrypoints.batch.folder_lock import ALONE
 from vllm.entrypoints.batch.wiring import add_batches, start_batches
 from vllm.entrypoints.openai.api_keys import InnerKey, KeyGuard
 from vllm.entrypoints.openai.app import build_app
@@ -117,6 +118,11 @@ async def test_lists_and_deletion(served: Served) -> None:
     assert page["has_more"] is True
     page = (await served.client.get("/v1/batches", params={"after": page["last_id"]})).json()
     assert len(page["data"]) == 1
+    path = f"/v1/batches/{batches[0].id}"
+    reply = await served.client.delete(path)
+    assert reply.json() == {"id": batches[0].id, "object": "batch", "deleted": True}
+    assert (await served.client.delete(path)).status_code == 404
+    assert len((await served.client.get("/v1/batches")).json()["data"]) == 1
     expiring = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     file = await upload(served, b"x", **expiring)
     assert file.expires_at == file.created_at + 3600
@@ -131,6 +137,9 @@ async def test_cancel(served: Served) -> None:
     reply = await served.client.delete(f"/v1/files/{batch.input_file_id}")
     assert reply.status_code == 400
     assert batch.id in reply.json()["error"]["message"]
+    reply = await served.client.delete(f"/v1/batches/{batch.id}")
+    assert reply.status_code == 400
+    assert "cancel it first" in reply.json()["error"]["message"]
     reply = await served.client.post(f"/v1/batches/{batch.id}/cancel")
     assert reply.json()["status"] == "cancelling"
     batch = await ended(served, batch.id)
@@ -210,7 +219,7 @@ def test_one_server_a_folder(tmp_path: Path) -> None:
     assert app.state.batch_endpoints >= {CHATS, "/v1/completions", "/v1/responses"}
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--batch-dir"):
-        add_batches(app, BatchArgs(folder=str(tmp_path / "file")), frozenset())
+        add_batches(app, BatchArgs(folder=str(tmp_path / "file")), frozenset(), ALONE)
 
 
 def test_lines_come_in_their_owners_name_and_nobody_else_can_say_so() -> None:

@@ -33,7 +33,7 @@ from vllm.entrypoints.batch.batch_store import (
     BatchRecord,
     BatchStore,
 )
-from vllm.entrypoints.batch.file_store import BATCH, BATCH_OUTPUT, FileStore
+from vllm.entrypoints.batch.file_store import BATCH, BATCH_OUTPUT, KEPT_S, FileStore
 from vllm.entrypoints.batch.lines import BatchRequest
 from vllm.entrypoints.batch.usage import add_usage
 from vllm.entrypoints.batch.validation import BatchError, Plan, PlannedLine, plan_batch, read_line
@@ -49,7 +49,13 @@ ENDPOINTS = (
     "/v1/embeddings",
     "/v1/decisions",
 )
+MAX_BATCHES = 1000
+"""Of an owner that are remembered."""
+MAX_OPEN = 100
+"""Of an owner that have not ended."""
 WINDOW = "24h"
+# How often what is old is removed.
+_TIDY_S = 3600.0
 _WINDOW_S = 24 * 3600
 # No room now, or a tenant's limit: the line waits.
 _TRY_AGAIN = (429, 503)
@@ -120,6 +126,7 @@ class BatchService:
         # First come, first served: batches take turns.
         self._places = asyncio.Semaphore(max_concurrency)
         self._running: dict[str, _Running] = {}
+        self._tidying: asyncio.Task[None] | None = None
         files.keep_while(lambda file_id: self.user_of(file_id) is not None)
 
     # ---- life --------------------------------------------------------------------------------
@@ -127,6 +134,7 @@ class BatchService:
     def start(self, send: Send) -> None:
         """Go on with what is not done; called once the server is ready."""
         self._send = send
+        self._tidying = asyncio.create_task(self._tidy(), name="old batches and files")
         for record in reversed(self._store.all_batches()):
             if record.body.status not in ENDED:
                 logger.info("Batch %s goes on: it was %s", record.body.id, record.body.status)
@@ -136,10 +144,26 @@ class BatchService:
         """Leave everything as it is; the next start goes on. Idempotent."""
         self._send = None
         tasks = [running.task for running in self._running.values()]
+        if self._tidying is not None:
+            tasks.append(self._tidying)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._running.clear()
+
+    async def _tidy(self) -> None:
+        """Remove what is old, now and then: nobody needs to ask for it."""
+        while True:
+            self._files.expire()
+            self.drop_old()
+            await asyncio.sleep(_TIDY_S)
+
+    def drop_old(self) -> None:
+        """Forget batches that ended, once they are as old as results get."""
+        begun_by = self._clock() - KEPT_S
+        for record in self._store.all_batches():
+            if record.body.status in ENDED and record.body.created_at <= begun_by:
+                self._store.drop(record.body.id)
 
     def _begin(self, record: BatchRecord) -> None:
         batch_id = record.body.id
@@ -173,7 +197,7 @@ class BatchService:
 
         Raises:
             FileNotStoredError: Its input is not there.
-            UserInputError: It is for another purpose.
+            UserInputError: It is for another purpose, or its owner has too many batches or files.
         """
         about = self._files.find(input_file_id, owner)
         if about.purpose != BATCH:
@@ -182,6 +206,7 @@ class BatchService:
                 f"{BATCH!r}.",
                 "input_file_id",
             )
+        self._make_room(owner)
         now = int(self._clock())
         body = BatchBody(
             id=f"batch_{uuid.uuid4().hex}",
@@ -196,6 +221,29 @@ class BatchService:
         self._store.save(record)
         self._begin(record)
         return body
+
+    def _make_room(self, owner: str | None) -> None:
+        """Forget an owner's oldest batches for a new one.
+
+        Raises:
+            UserInputError: There may be no other.
+        """
+        if self._files.num_free_bytes(owner) <= 0:
+            raise UserInputError(
+                "Your files take all that they may (--batch-dir-max-bytes), and a batch writes "
+                "others: delete some first.",
+                "input_file_id",
+            )
+        bodies = self.batches_of(owner)
+        over = [body for body in bodies if body.status in ENDED]
+        if len(bodies) - len(over) >= MAX_OPEN:
+            raise UserInputError(
+                f"{MAX_OPEN} batches of yours are open, and no more may be: wait until one ends, "
+                "or cancel it.",
+                "input_file_id",
+            )
+        for body in over[MAX_BATCHES - 1 - (len(bodies) - len(over)) :]:
+            self._store.drop(body.id)
 
     def find(self, batch_id: str, owner: str | None) -> BatchBody:
         """Return a batch.
@@ -233,6 +281,20 @@ class BatchService:
         if running is not None:
             running.is_cancelled.set()
         return body
+
+    def delete(self, batch_id: str, owner: str | None) -> None:
+        """Forget a batch that has ended; its files stay.
+
+        Raises:
+            FileNotStoredError: As ``find``.
+            UserInputError: It has not ended.
+        """
+        body = self.find(batch_id, owner)
+        if body.status not in ENDED:
+            raise UserInputError(
+                f"The batch {batch_id!r} is {body.status}: cancel it first.", "batch_id"
+            )
+        self._store.drop(batch_id)
 
     def user_of(self, file_id: str) -> str | None:
         """Return a batch that still reads a file; None: there is none."""

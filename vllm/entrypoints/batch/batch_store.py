@@ -162,6 +162,12 @@ class BatchStore:
         beside.write_bytes(msgspec.json.encode(record))
         os.replace(beside, path)
 
+    def drop(self, batch_id: str) -> None:
+        """Forget a batch."""
+        del self._records[batch_id]
+        self.drop_log(batch_id)
+        (self._folder / f"{batch_id}.json").unlink(missing_ok=True)
+
     def open_log(self, batch_id: str) -> "AnswerLog":
         """Return the log of a batch's answers."""
         return AnswerLog(self._folder / f"{batch_id}.jsonl")

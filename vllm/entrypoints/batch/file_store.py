@@ -21,6 +21,10 @@ from vllm.logger import init_logger
 logger = init_logger(__name__)
 
 BATCH, BATCH_OUTPUT = "batch", "batch_output"
+MAX_FILES = 10_000
+"""Of an owner; as many as one list may show."""
+KEPT_S = 2_592_000
+"""For how long batches, their inputs and their results are there, where nothing else is said."""
 
 
 class FileObject(msgspec.Struct, kw_only=True, omit_defaults=False):
@@ -89,9 +93,13 @@ class FileStore:
     def _data_path(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.data"
 
-    def num_bytes(self, owner: str | None) -> int:
-        """Bytes that an owner's files take."""
-        return sum(e.about.bytes for e in list(self._entries.values()) if e.owner == owner)
+    def num_free_bytes(self, owner: str | None) -> int:
+        """Bytes that an owner's files may take beyond what they do; negative: results took more."""
+        taken = (e.about.bytes for e in list(self._entries.values()) if e.owner == owner)
+        return self._max_bytes - sum(taken)
+
+    def _num_files(self, owner: str | None) -> int:
+        return sum(entry.owner == owner for entry in list(self._entries.values()))
 
     def write(
         self,
@@ -108,19 +116,27 @@ class FileStore:
             owner: Whose it is.
             filename: What its owner calls it.
             purpose: What it is for.
-            expires_in: Seconds until it goes; None: it stays.
+            expires_in: Seconds until it goes; None: as long as its purpose lets it stay.
             file_id: Its id; None: a new one. One that is there is replaced.
+
+        Raises:
+            UserInputError: Its owner has too many.
         """
-        now = int(self._clock())
+        self.expire()
+        if purpose != BATCH_OUTPUT and self._num_files(owner) >= MAX_FILES:
+            raise UserInputError(
+                f"There are {MAX_FILES} files of yours, and no more may be: delete some first.",
+                "file",
+            )
         about = FileObject(
             id=file_id or f"file-{uuid.uuid4().hex}",
             bytes=0,
-            created_at=now,
+            created_at=int(self._clock()),
             filename=filename,
             purpose=purpose,
-            expires_at=None if expires_in is None else now + expires_in,
         )
-        room = None if purpose == BATCH_OUTPUT else self._max_bytes - self.num_bytes(owner)
+        about.expires_at = _expiry(about, expires_in)
+        room = None if purpose == BATCH_OUTPUT else self.num_free_bytes(owner)
         return FileWriter(self, _Entry(about, owner), self._folder / f"{about.id}.part", room)
 
     def _keep(self, entry: _Entry, part: Path) -> None:
@@ -187,6 +203,13 @@ class FileStore:
         self._data_path(file_id).unlink(missing_ok=True)
 
 
+def _expiry(about: FileObject, expires_in: int | None) -> int | None:
+    """Return when a file goes; None: it stays until it is deleted."""
+    if expires_in is None:
+        expires_in = KEPT_S if about.purpose in (BATCH, BATCH_OUTPUT) else None
+    return None if expires_in is None else about.created_at + expires_in
+
+
 class FileWriter:
     """A file on its way into a store.
 
@@ -218,9 +241,8 @@ class FileWriter:
 
     def describe(self, purpose: str, expires_in: int | None) -> None:
         """Say what the file is for, and in how many seconds it goes."""
-        about = self._entry.about
-        about.purpose = purpose
-        about.expires_at = None if expires_in is None else about.created_at + expires_in
+        self._entry.about.purpose = purpose
+        self._entry.about.expires_at = _expiry(self._entry.about, expires_in)
 
     def add(self, data: bytes) -> None:
         """Append bytes.

@@ -50,10 +50,10 @@ class BatchRequestBody(BaseModel):
     output_expires_after: ExpiresAfter | None = None
 
 
-class _DeletedFile(msgspec.Struct):
+class _Deleted(msgspec.Struct):
     id: str
+    object: str
     deleted: bool = True
-    object: str = "file"
 
 
 async def _get_files(request: Request) -> FileStore:
@@ -257,7 +257,7 @@ async def delete_file(file_id: str, files: Files, batches: Batches) -> Response:
             "file_id",
         )
     files.delete(file_id, owner)
-    return _json(_DeletedFile(file_id))
+    return _json(_Deleted(file_id, "file"))
 
 
 # ---- batches ---------------------------------------------------------------------------------
@@ -305,3 +305,10 @@ async def retrieve_batch(batch_id: str, batches: Batches) -> Response:
 async def cancel_batch(batch_id: str, batches: Batches) -> Response:
     """Send nothing more of a batch; what is done is kept."""
     return _json(batches.cancel(batch_id, current_tenant.get()))
+
+
+@batches_router.delete("/v1/batches/{batch_id}")
+async def delete_batch(batch_id: str, batches: Batches) -> Response:
+    """Forget a batch that has ended; its files stay."""
+    batches.delete(batch_id, current_tenant.get())
+    return _json(_Deleted(batch_id, "batch"))

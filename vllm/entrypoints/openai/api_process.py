@@ -42,6 +42,7 @@ class ApiOrder:
         client: Number of this process, from 1.
         num_clients: How many there are.
         folder: Private, for the processes' own sockets.
+        batch_lock: File descriptor that holds ``--batch-dir``; None: there are no batches.
     """
 
     config: VllmConfig
@@ -51,6 +52,7 @@ class ApiOrder:
     client: int
     num_clients: int
     folder: str
+    batch_lock: int | None = None
 
     def encode(self) -> bytes:
         """Return what :func:`main` reads."""
@@ -89,6 +91,7 @@ def main() -> None:
 def _serve(order: ApiOrder, cores: Sequence[AttachedCore]) -> int:
     # Late: cores connect while this is imported.
     with lasting_imports():
+        from vllm.entrypoints.batch.folder_lock import BatchSeat  # noqa: PLC0415
         from vllm.entrypoints.openai.http_server import HttpServer  # noqa: PLC0415
         from vllm.entrypoints.openai.peer_servers import PeerServers  # noqa: PLC0415
 
@@ -98,7 +101,13 @@ def _serve(order: ApiOrder, cores: Sequence[AttachedCore]) -> int:
     with socket.socket(fileno=order.listener) as listener:
         try:
             return HttpServer(
-                order.config, order.args, handle, listener, exchange=exchange, peers=peers
+                order.config,
+                order.args,
+                handle,
+                listener,
+                exchange=exchange,
+                peers=peers,
+                batch_seat=BatchSeat(works=order.client == 1, has_lock=True),
             ).run()
         except VllmError as error:
             # The keeper meets the same and tells it.

@@ -20,6 +20,7 @@ import msgspec
 
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.entrypoints.batch.folder_lock import lock_folder
 from vllm.entrypoints.openai.api_process import ApiOrder, CoreFate
 from vllm.entrypoints.openai.server_args import ServerArgs
 from vllm.exceptions import ConfigError, VllmError
@@ -57,6 +58,8 @@ def run_api_processes(config: VllmConfig, args: ServerArgs, listener: socket.soc
     folder = make_private_folder()
     if folder is None:
         raise ConfigError("--api-server-count needs Unix sockets: set TMPDIR to a short path.")
+    # Held until the last of the processes that inherit it has ended.
+    batch_lock = None if args.batch.folder is None else lock_folder(args.batch)
     count = args.operations.api_server_count
     ranks = range(config.parallel_config.data_parallel_size)
     endpoints = [
@@ -74,6 +77,7 @@ def run_api_processes(config: VllmConfig, args: ServerArgs, listener: socket.soc
             client,
             count,
             folder,
+            batch_lock,
         )
         for client in range(1, count + 1)
     ]
@@ -170,7 +174,7 @@ def _spawn(order: ApiOrder) -> "subprocess.Popen[bytes]":
         [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         start_new_session=True,
-        pass_fds=(order.listener,),
+        pass_fds=(order.listener, *([] if order.batch_lock is None else [order.batch_lock])),
     )
     assert process.stdin is not None
     try:

@@ -15,7 +15,7 @@ from vllm import envs
 from vllm.config.tenants import TenantsConfig
 from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
-from vllm.entrypoints.batch.wiring import ROUTERS as BATCH_ROUTERS
+from vllm.entrypoints.batch.folder_lock import ALONE, BatchSeat
 from vllm.entrypoints.batch.wiring import add_batches
 from vllm.entrypoints.decisions.routes import router as decisions_router
 from vllm.entrypoints.openai.api_keys import InnerKey, KeyGuard
@@ -70,6 +70,7 @@ def build_app(
     args: ServerArgs,
     registry: CollectorRegistry,
     tenants: TenantsConfig | None = None,
+    batch_seat: BatchSeat = ALONE,
 ) -> FastAPI:
     """Build the application. ``app.state.context`` must be set before the state turns ready.
 
@@ -78,6 +79,7 @@ def build_app(
         args: The server's settings.
         registry: Of the metrics that ``/metrics`` shows.
         tenants: Who shares the server; None: all requests are alike.
+        batch_seat: What this process has to do with batches, if there are any.
     """
     app = OpenAIServerApp(
         title="vllm",
@@ -117,8 +119,7 @@ def build_app(
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
     inner = None
     if args.batch.folder is not None:
-        add_batches(app, args.batch, frozenset(_paths_of(routers)))
-        routers += BATCH_ROUTERS
+        routers += add_batches(app, args.batch, frozenset(_paths_of(routers)), batch_seat)
         inner = app.state.inner_key = InnerKey()
     shows_cache = envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None
     if shows_cache:

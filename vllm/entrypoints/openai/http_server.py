@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from vllm.config import VllmConfig
+from vllm.entrypoints.batch.folder_lock import ALONE, BatchSeat
 from vllm.entrypoints.batch.wiring import batches_stopped, start_batches
 from vllm.entrypoints.image_setup import make_image_input
 from vllm.entrypoints.openai.app import build_app, list_routes
@@ -78,6 +79,7 @@ class HttpServer:
         job: Run once the server is ready, which then stops; None: it serves until told to stop.
         exchange: Other server processes, whose metrics are shown too; None: there are none.
         peers: The same, for what one of them keeps.
+        batch_seat: What this process has to do with batches, if there are any.
     """
 
     def __init__(
@@ -89,10 +91,12 @@ class HttpServer:
         job: Callable[[], Awaitable[None]] | None = None,
         exchange: MetricsExchange | None = None,
         peers: PeerServers | None = None,
+        batch_seat: BatchSeat = ALONE,
     ) -> None:
         self._config = config
         self._exchange = exchange
         self._peers = peers
+        self._batch_seat = batch_seat
         self._args = args
         self._core = core
         self._listener = listener
@@ -117,7 +121,7 @@ class HttpServer:
     async def _main(self, uvicorn_config: uvicorn.Config) -> int:
         state = ServerState()
         tenants = self._config.scheduler_config.tenants
-        app = build_app(state, self._args, self._registry, tenants)
+        app = build_app(state, self._args, self._registry, tenants, self._batch_seat)
         if self._exchange is not None:
             app.state.exchange = self._exchange
             await self._exchange.start(self._registry)

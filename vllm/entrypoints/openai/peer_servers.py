@@ -10,18 +10,20 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 import httpx
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vllm.entrypoints.openai.diagnosis.diagnoses import Diagnoses
 from vllm.entrypoints.openai.disconnect import ClientGoneError, until_disconnect
 from vllm.entrypoints.openai.web_server import SignalFreeServer
+from vllm.exceptions import ShuttingDownError
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -109,6 +111,24 @@ class PeerServers:
                 return _RelayedResponse(reply)
         return None
 
+    async def ask_first(self, request: Request) -> Response:
+        """Have a request answered by the first process, its body passed on as it comes.
+
+        Raises:
+            ShuttingDownError: It does not answer.
+            ClientGoneError: The client leaves.
+        """
+        outgoing = self._outgoing(self._clients[0], request, request.stream())
+        try:
+            return _RelayedResponse(await self._clients[0].send(outgoing, stream=True))
+        except ClientDisconnect as error:
+            raise ClientGoneError from error
+        except httpx.HTTPError as error:
+            # It ends, and with it the whole command.
+            raise ShuttingDownError(
+                f"The API server process that has batches does not answer: {error!r}."
+            ) from error
+
     async def find_fingerprint(self, response_id: str, owner: bytes | None) -> bytes | None:
         """Return the fingerprint of a response of an owner's; None: no process has it."""
         path = _FINGERPRINTS + quote(response_id, safe="")
@@ -126,15 +146,8 @@ class PeerServers:
     async def _send(
         self, client: httpx.AsyncClient, request: Request, body: bytes
     ) -> httpx.Response | None:
-        headers = [(n, v) for n, v in request.headers.items() if n not in _DROPPED]
-        # As it came: an id may hold what an URL quotes.
-        target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
-        url = httpx.URL("http://peer", raw_path=target)
-        outgoing = client.build_request(
-            request.method, url, headers=[*headers, (_ASKED_BY_PEER, "1")], content=body
-        )
         try:
-            reply = await client.send(outgoing, stream=True)
+            reply = await client.send(self._outgoing(client, request, body), stream=True)
         except httpx.HTTPError as error:
             logger.warning("Another API server process does not answer: %r.", error)
             return None
@@ -142,6 +155,19 @@ class PeerServers:
             await reply.aclose()
             return None
         return reply
+
+    @staticmethod
+    def _outgoing(
+        client: httpx.AsyncClient, request: Request, body: bytes | AsyncIterator[bytes]
+    ) -> httpx.Request:
+        """Return a client's request as a peer gets it."""
+        headers = [(n, v) for n, v in request.headers.items() if n not in _DROPPED]
+        # As it came: an id may hold what an URL quotes.
+        target = request.scope["raw_path"] + b"?" + request.scope["query_string"]
+        url = httpx.URL("http://peer", raw_path=target)
+        return client.build_request(
+            request.method, url, headers=[*headers, (_ASKED_BY_PEER, "1")], content=body
+        )
 
 
 class _PeerSide:

@@ -233,11 +233,6 @@ class ServerArgs:
             raise ConfigError("--admin-api-key is one of --api-key: it would guard nothing.")
         if self.operations.guards_metrics and not self.api_keys:
             raise ConfigError("--guard-metrics needs --api-key: without a key all is open.")
-        if self.batch.folder is not None and self.operations.api_server_count > 1:
-            raise ConfigError(
-                f"--batch-dir with --api-server-count {self.operations.api_server_count}: one "
-                "process owns the folder. Leave one of them out."
-            )
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError(
                 "--allow-credentials with --allowed-origins '*' would let any site act for its "
