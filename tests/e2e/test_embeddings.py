@@ -209,14 +209,16 @@ def test_texts_of_a_request_share_their_beginning(ask: Asker) -> None:
 
 
 def test_cohere_types_agree(ask: Asker) -> None:
-    types = ["float", "base64", "binary", "ubinary"]
+    types = ["float", "base64", "binary", "ubinary", "int8", "uint8"]
     body = {"texts": TEXTS, "input_type": "search_document", "embedding_types": types}
     answer = ask("/v2/embed", {**body, "model": "deepseek-v4"})
     made = answer["embeddings"]
     assert answer["response_type"] == "embeddings_by_type"
     assert answer["texts"] == TEXTS
     assert made["float"] == ask.embed(TEXTS)
-    for floats, text, signed, unsigned in zip(*(made[kind] for kind in types), strict=True):
+    for floats, text, signed, unsigned, steps, raised in zip(
+        *(made[kind] for kind in types), strict=True
+    ):
         assert decode(text) == floats
         bits = [int(value >= 0) for value in floats]
         packed = [
@@ -225,10 +227,13 @@ def test_cohere_types_agree(ask: Asker) -> None:
         ]
         assert unsigned == packed
         assert signed == [byte - 128 for byte in packed]
+        largest = max(map(abs, floats))
+        assert steps == pytest.approx([127 * value / largest for value in floats], abs=0.5001)
+        assert raised == [step + 128 for step in steps]
     tokens = answer["meta"]["billed_units"]["input_tokens"]
     assert tokens == ask("/v1/embeddings", {"input": TEXTS})["usage"]["prompt_tokens"]
     for fields in (
-        {"embedding_types": ["int8"]},
+        {"embedding_types": ["int4"]},
         {"embedding_types": ["binary"], "output_dimension": 12},
         {"input_type": "image"},
         {"texts": None},

@@ -15,7 +15,13 @@ from tests.tokenizers.family_tokenizers import byte_level
 from vllm.config import ModelConfig
 from vllm.entrypoints.pooling.find_plan import find_plan
 from vllm.entrypoints.pooling.sentence_files import has_sentence_files, read_plan
-from vllm.entrypoints.pooling.vectors import cosine, encode_base64, to_signed_bits
+from vllm.entrypoints.pooling.vectors import (
+    cosine,
+    encode_base64,
+    to_signed_bits,
+    to_signed_bytes,
+    to_unsigned_bytes,
+)
 from vllm.exceptions import ConfigError, UnsupportedModelError, UserInputError
 
 SIZE = 6
@@ -180,6 +186,14 @@ def test_bits_and_bytes() -> None:
     assert to_signed_bits(np.array([0, -1, 1, 1, -1, -1, -1, 5], np.float32)) == [0b10110001 - 128]
     assert encode_base64(np.array([1.0], np.float32)) == "AACAPw=="
     assert encode_base64(np.array([1.0], np.float32), "float16", "big") == "PAA="
+
+
+def test_whole_numbers_keep_the_direction() -> None:
+    vector = np.array([0.5, -0.25, 0.0, 0.003], np.float32)
+    assert to_signed_bytes(vector) == to_signed_bytes(vector * 3) == [127, -64, 0, 1]
+    assert to_unsigned_bytes(vector) == [255, 64, 128, 129]
+    assert to_signed_bytes(np.zeros(2, np.float32)) == [0, 0]
+    assert to_signed_bytes(-vector)[0] == -127
 
 
 def test_a_reranker_whose_prompt_is_not_known(tmp_path: Path) -> None:

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.model_executor.model_loader.gguf_files import gguf, pair_rows, write_recurrent_keys
+from tests.model_executor.model_loader.gguf_files import (
+    gguf,
+    pair_rows,
+    write_recurrent_keys,
+    write_tokenizer,
+)
+from vllm.tokenizers import Tokenizer
 
 
 def write_keys(
@@ -286,11 +292,17 @@ def write_family(
     path: Path,
     *,
     has_whole_heads: bool = False,
+    tokenizer: Tokenizer | None = None,
+    write_more: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> None:
     """Writes a model's file; of old ones keys and values of latents are one matrix."""
     writer = gguf.GGUFWriter(path, arch)
     write_keys(writer, arch, raw, has_whole_heads=has_whole_heads)
-    writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
+    if tokenizer is None:
+        writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
+    else:
+        write_tokenizer(writer, tokenizer, raw["vocab_size"])
+    write_more(writer)
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, raw["num_hidden_layers"])
 
@@ -303,7 +315,7 @@ def write_family(
         if ".linear_attn." in name:
             add_recurrent(add, block, name.rpartition("linear_attn.")[2], value, raw)
             continue
-        if arch in ("gemma2", "qwen3next") and "norm" in name:
+        if arch in ("gemma2", "gemma-embedding", "qwen3next") and "norm" in name:
             value = value + np.float32(1)
         if name == "lm_head.weight" and raw.get("tie_word_embeddings", True):
             continue

@@ -28,7 +28,9 @@ from vllm.entrypoints.pooling.vectors import (
     encode_base64,
     normalise,
     to_signed_bits,
+    to_signed_bytes,
     to_unsigned_bits,
+    to_unsigned_bytes,
 )
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.tokenizers import ChatOptions
@@ -44,6 +46,8 @@ _PROMPTS_OF_INPUTS: Mapping[str, Sequence[str]] = {
 _COHERE_TYPES: Mapping[str, Callable[[Vector], Any]] = {
     "float": lambda vector: vector.tolist(),
     "base64": encode_base64,
+    "int8": to_signed_bytes,
+    "uint8": to_unsigned_bytes,
     "binary": to_signed_bits,
     "ubinary": to_unsigned_bits,
 }

@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm.config import ModelConfig
+from vllm.entrypoints.pooling.gguf_plan import read_gguf_plan
 from vllm.entrypoints.pooling.plan import VectorPlan, YesNo
 from vllm.entrypoints.pooling.sentence_files import has_sentence_files, read_plan
 from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.models.registry import resolve_model
 from vllm.tokenizers import Tokenizer
+from vllm.utils.gguf_file import is_gguf
 
 # Its config.json is that of the model it was trained from.
 _RERANKER = re.compile(r"qwen3-reranker", re.IGNORECASE)
@@ -30,14 +32,17 @@ def find_plan(model: ModelConfig, tokenizer: Tokenizer) -> VectorPlan:
         plan = read_plan(folder, parsed.hidden_size, generates=model.generates)
     else:
         plan = VectorPlan(size=parsed.hidden_size, generates=model.generates)
+    ranks = False
+    if is_gguf(folder):
+        plan, ranks = read_gguf_plan(str(folder), plan)
     if plan.yes_no is not None and not _has_known_prompt(tokenizer):
         raise UnsupportedModelError(
             f"{folder}: its modules name a LogitScore, and its chat template is not that of "
             "Qwen3-Reranker: how it asks about a query and a document is not known here."
         )
     names = (model.model, model.path or "", *model.served_model_names, *model.aliases)
-    is_named = any(_RERANKER.search(name) for name in names)
-    if plan.yes_no is None and (is_named or model.hf_config.get(_RERANKER_FLAG)):
+    ranks = ranks or any(_RERANKER.search(name) for name in names)
+    if plan.yes_no is None and (ranks or model.hf_config.get(_RERANKER_FLAG)):
         ids = [tokenizer.token_to_id(word) for word in ("yes", "no")]
         if None in ids:
             raise ConfigError(

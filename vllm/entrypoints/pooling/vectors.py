@@ -17,6 +17,7 @@ Vector = npt.NDArray[np.float32]  # [D]
 Rows = npt.NDArray[np.float32]  # [n, D]
 
 _LEAST_NORM = 1e-12
+_MOST_STEPS = 127
 FLOAT_TYPES: Mapping[str, str] = {"float32": "f4", "float16": "f2"}
 ENDIANNESS: Mapping[str, str] = {"native": "=", "little": "<", "big": ">"}
 
@@ -114,3 +115,18 @@ def to_unsigned_bits(vector: Vector) -> list[int]:
 def to_signed_bits(vector: Vector) -> list[int]:
     """Return the same bytes less 128."""
     return [byte - 128 for byte in to_unsigned_bits(vector)]
+
+
+def to_signed_bytes(vector: Vector) -> list[int]:
+    """Return a number from -127 to 127 for each: the vector's largest is one of the two.
+
+    The direction stays, to half a step. The length goes: compare by cosine.
+    """
+    largest = float(np.abs(vector).max())
+    steps = np.rint(vector.astype(np.float64) * (_MOST_STEPS / max(largest, _LEAST_NORM)))
+    return [int(step) for step in steps]
+
+
+def to_unsigned_bytes(vector: Vector) -> list[int]:
+    """Return the same numbers and 128."""
+    return [step + 128 for step in to_signed_bytes(vector)]

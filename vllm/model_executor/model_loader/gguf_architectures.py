@@ -382,6 +382,14 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             _WHOLE_NORMS,
             _GEMMA3,
         ),
+        "gemma-embedding": Architecture(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            readers.read_gemma3,
+            (_WIDTH, _WINDOW),
+            {**_WHOLE_NORMS, "use_bidirectional_attention": True},
+            _GEMMA3,
+        ),
         "gemma4": Architecture(
             "Gemma4ForCausalLM",
             "gemma4_text",

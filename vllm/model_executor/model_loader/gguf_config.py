@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm.exceptions import ConfigError
+from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.model_loader.gguf_architectures import Architecture, find_architecture
 from vllm.model_executor.model_loader.gguf_keys import Keys
 from vllm.utils.gguf_file import GgufFile, read_gguf
 
 _UNNUMBERED = "mtp.0.e_proj.weight"
 _DRAFTING = "nextn_predict_layers"
+_BOTH_WAYS = "use_bidirectional_attention"
 # Tokens that end an answer, by the names of their keys, and by how they are spelled: of those that
 # are no text.
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -33,6 +34,12 @@ def read_gguf_config(path: str | Path, drafts: str | Path | None = None) -> dict
     file = read_gguf(path)
     own = find_architecture(file)
     keys = find_keys(file)
+    if not keys.boolean("attention.causal", True) and not own.said.get(_BOTH_WAYS):
+        raise UnsupportedModelError(
+            f"{path} says attention.causal=false: it was trained to see tokens on both sides, "
+            "which is not supported for its architecture. Its vectors would look right and be "
+            "wrong."
+        )
     config = {
         **_read_common(keys),
         "architectures": [own.model],

@@ -33,8 +33,17 @@ _HYPER = "hc_"
 _PAIR = "nextn.eh_proj.weight"
 # Copies of the model's own embedding and head, which the block that drafts shares.
 _COPIES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
-# Numbers that follow from config.json, or were read with it.
-_LEFT_OUT = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_LEFT_OUT = (
+    # Numbers that follow from config.json, or were read with it.
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+    # What makes vectors of the model's rows is read by whoever does that.
+    "dense_2.weight",
+    "dense_3.weight",
+    # Rows of the output matrix, which is there, for a reranker's two answers.
+    "cls.output.weight",
+)
 # What NVFP4 releases would round inputs of products by: they are taken as they are.
 _INPUT_SCALE = ".input_scale"
 # Matrices that models keep as numbers, however they are stored.
