@@ -1,12 +1,16 @@
 """Many questions about one document: computed once, computed for each, and by llama.cpp's server.
 
     python -m benchmarks.decisions MODEL [--questions 20] [--tokens 4000] [--llama-server PROGRAM]
+        [--not-for-each] [--serve FLAG ...]
 
 One server, one run of each way, in this order:
 
-    once       POST /v1/decisions
+    once       POST /v1/decisions, and the same request again
     for each   the same prompts as completions of one token, each under a salt of its own
     llama.cpp  the same prompts, one after another, with its prompt cache; for GGUF files
+
+Hits are held against what the cache's unit allows: all prompts but the first hit what all share,
+and in the request that comes again each hits all of itself but its last unit, with equal answers.
 
 Every way reads the same tokens. With llama.cpp they go in as ids, and the two labels' probabilities
 are read from its list of likely tokens. Prints one JSON line: seconds, tokens computed, and how far
@@ -16,8 +20,6 @@ the probabilities are apart. Run it on a quiet machine: nothing is repeated.
 import argparse
 import math
 import random
-import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -27,10 +29,10 @@ from typing import Any
 import httpx
 
 from benchmarks.live_server import LiveServer
+from benchmarks.llama_server import LlamaServer
 from benchmarks.result import print_result
 
 _NUM_LIKELY = 200
-_WAIT_S = 300
 
 
 def make_document(num_words: int, seed: int = 7) -> str:
@@ -74,34 +76,11 @@ def ask_llama_cpp(
 
     None: a label was not among the likely tokens.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
     room = max(map(len, prompts)) + 64
-    command = [program, "-m", model, "--port", str(port), "-c", str(room), "-np", "1"]
-    command += ["-t", str(threads), "-ngl", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=None) as client:
-            _wait_for(client)
-            began = time.monotonic()
-            found = [_read_llama_cpp(client, prompt, labels) for prompt in prompts]
-            return time.monotonic() - began, found
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _wait_for(client: httpx.Client) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while True:
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx.TransportError as error:
-            if time.monotonic() > deadline:
-                raise RuntimeError("llama.cpp's server did not start") from error
-        time.sleep(0.1)
+    with LlamaServer(program, model, "-c", str(room), "-np", "1", "-t", str(threads)) as client:
+        began = time.monotonic()
+        found = [_read_llama_cpp(client, prompt, labels) for prompt in prompts]
+        return time.monotonic() - began, found
 
 
 def _read_llama_cpp(
@@ -119,19 +98,30 @@ def _read_llama_cpp(
     return weights[0] / sum(weights)
 
 
+def count_hits(prompts: Sequence[Sequence[int]], unit: int) -> tuple[int, int]:
+    """Return how many tokens of prompts can hit: the first time, and when all come again."""
+    columns = enumerate(zip(*prompts, strict=False))
+    shared = next((i for i, column in columns if len(set(column)) > 1), min(map(len, prompts)) - 1)
+    again = sum((len(prompt) - 1) // unit * unit for prompt in prompts)
+    return (len(prompts) - 1) * (shared // unit * unit), again
+
+
 def main() -> None:
     """Run all ways once."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", help="What vllm serve takes.")
     parser.add_argument("--questions", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=4000, help="Of the document, about.")
+    parser.add_argument("--unit", type=int, default=32, help="--block-size of the server.")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--not-for-each", action="store_true", help="Leave the second way out.")
     parser.add_argument("--llama-server", metavar="PROGRAM", help="llama.cpp's; needs a GGUF file.")
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="Of vllm serve.")
     args = parser.parse_args()
     # Sentences of five words and a number take about seven tokens.
     document = make_document(args.tokens * 5 // 7)
     with tempfile.TemporaryDirectory() as folder:
-        flags = (args.model, "--max-model-len", str(2 * args.tokens + 512))
+        flags = (args.model, "--block-size", str(args.unit), *args.serve)
         with (
             LiveServer(Path(folder) / "log", *flags) as server,
             httpx.Client(base_url=server.url, timeout=None) as client,
@@ -140,18 +130,25 @@ def main() -> None:
             once_s, told = ask_once(client, document, args.questions)
             answers, usage = told["answers"], told["usage"]
             prompts = [answer["prompt_token_ids"] for answer in answers]
-            again_s, _ = ask_once(client, document, args.questions)
-            each_s = ask_for_each(client, prompts)
+            again_s, told_again = ask_once(client, document, args.questions)
+            each_s = None if args.not_for_each else ask_for_each(client, prompts)
+    first, second = count_hits(prompts, args.unit)
+    again = told_again["usage"]["input_tokens_details"]["cached_tokens"]
     num_tokens = sum(map(len, prompts))
     num_cached = usage["input_tokens_details"]["cached_tokens"]
     values: dict[str, Any] = {
         "prompt_tokens": num_tokens,
         "computed_tokens": num_tokens - num_cached,
+        "hits": num_cached,
+        "possible_hits": first,
+        "hits_again": again,
+        "possible_hits_again": second,
+        "equal_bits_again": told_again["answers"] == answers,
         "once_s": round(once_s, 3),
         "again_s": round(again_s, 3),
-        "for_each_s": round(each_s, 3),
-        "times": round(each_s / once_s, 2),
     }
+    if each_s is not None:
+        values |= {"for_each_s": round(each_s, 3), "times": round(each_s / once_s, 2)}
     if args.llama_server is not None:
         labels = [path[0] for path in answers[0]["label_token_ids"]]
         seconds, found = ask_llama_cpp(args.llama_server, args.model, prompts, labels, args.threads)
