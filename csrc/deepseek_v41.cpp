@@ -1,5 +1,9 @@
 // DeepSeek-V4.1's layers over a step. The maths is that of the torch modules of the same names in
 // vllm/model_executor/models/deepseek_v41.
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
 #include "build.h"
 #include "entries.h"
 #include "layer_rows.h"
@@ -25,6 +29,18 @@ void make_entries(ThreadPool& pool, Workspace& space, const vn_v4_model& m,
   rows.attention().make_entries(layer, x);
 }
 
+// Python has a table's rows read while the layers before run: their address is 0 until they are there.
+// 1: they could not be read.
+const float* wait_for_rows(const float* const* table_rows, int32_t index) {
+  const auto* place = reinterpret_cast<const uintptr_t*>(table_rows) + index;
+  uintptr_t address = 0;
+  while ((address = __atomic_load_n(place, __ATOMIC_ACQUIRE)) == 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  if (address == 1) throw InvalidStep("the rows of a table of n-grams could not be read");
+  return reinterpret_cast<const float*>(address);
+}
+
 }  // namespace
 
 void v41_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m, const vn_step& step,
@@ -42,8 +58,8 @@ void v41_forward(ThreadPool& pool, Workspace& space, const vn_v4_model& m, const
   for (int32_t i = 0; i < m.num_layers && rows.step().num_tokens > 0; ++i) {
     const vn_v4_layer& layer = m.layers[i];
     if (layer.ngrams != nullptr) {
-      add_ngrams(pool, space, m, *layer.ngrams, table_rows[layer.ngrams->index], rows.step(),
-                 rows.rows(), streams);
+      const float* found = wait_for_rows(table_rows, layer.ngrams->index);
+      add_ngrams(pool, space, m, *layer.ngrams, found, rows.step(), rows.rows(), streams);
     }
     const bool has_entries = i == m.cut && rows.can_narrow(i);
     if (has_entries) make_entries(pool, space, m, layer, rows, streams, lag);

@@ -1,6 +1,8 @@
 """DeepSeek-V4.1 on the native kernels: the reference's numbers, the same bits in any company."""
 
 import random
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.native.test_library import builds, make_context
 from vllm.exceptions import InvariantError
 from vllm.model_executor.models.deepseek_v41.kv_cache import deepseek_v41_kv_cache_specs
 from vllm.model_executor.models.deepseek_v41.model import DeepseekV41ForCausalLM
+from vllm.model_executor.models.deepseek_v41.ngram_table import PendingRows
 from vllm.native.deepseek_v41 import NativeDeepseekV41
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -145,6 +148,56 @@ def test_a_narrow_cache_rounds_alike_in_chunks_and_pages(model: DeepseekV41ForCa
         for chunks in ([90], [1, 30, 1, 33, 25])
     )
     assert torch.equal(whole, parts)
+
+
+def hold_rows(model: DeepseekV41ForCausalLM, wait: Callable[[], None]) -> None:
+    """Lets a function run before the rows of the second table are ready."""
+    table = model.tables[4]
+    finish = table.finish
+
+    def finish_late(pending: PendingRows) -> torch.Tensor:
+        wait()
+        return finish(pending)
+
+    table.finish = finish_late  # type: ignore[method-assign]
+    table._kept_rows[:] = -1
+
+
+def test_layers_run_while_rows_of_tables_are_read() -> None:
+    model, reference = build_both(3)
+    ids = random_tokens(60, 4)
+    harness = make_harness(model, 2)
+    window = harness.kv_caches["layers.3.attn.window"]
+    seen: list[bool] = []
+
+    def wait() -> None:
+        deadline = time.monotonic() + 20
+        while window.isnan().all() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        seen.append(not window.isnan().all())
+
+    hold_rows(model, wait)
+    logits = harness.run(ids, [60])
+    assert seen == [True], "layer 4 waits for its rows, those before it do not"
+    expected = run_reference(reference, ids, [60])
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_rows_that_cannot_be_read_are_an_error_and_the_next_step_runs() -> None:
+    model, reference = build_both(3)
+    ids = random_tokens(40, 4)
+    harness = make_harness(model, 2)
+    finish = model.tables[4].finish
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    hold_rows(model, fail)
+    with pytest.raises(OSError, match="disk is gone"):
+        harness.run(ids, [40])
+    model.tables[4].finish = finish  # type: ignore[method-assign]
+    logits = make_harness(model, 2).run(ids, [40])
+    torch.testing.assert_close(logits, run_reference(reference, ids, [40]), atol=TOLERANCE, rtol=0)
 
 
 def test_a_missing_row_is_an_invariant_error(model: DeepseekV41ForCausalLM) -> None:

@@ -61,8 +61,7 @@ class NativeDeepseekV41:
         stream = torch.empty(count, self._model.config.hidden_size, dtype=torch.float32)
         if count:
             pending = self._model.begin_reads(token_ids, meta.previous)
-            tables = self._model.tables
-            rows = [tables[layer].finish(own).view(count, -1) for layer, own in pending.items()]
+            rows = self._model.finish_reads(pending, count)
             step = make_step(token_ids, positions, meta)
             self._context.v41_forward(self._struct, step, rows, stream)
         return stream

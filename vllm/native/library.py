@@ -2,6 +2,8 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from vllm.native.structs import (
 from vllm.native.tensors import address_of
 
 _NO_MEMORY = 2
+# In place of an address, which it is none of: as in csrc/deepseek_v41.cpp.
+_NO_ROWS = 1
 
 
 class NativeContext:
@@ -89,22 +93,31 @@ class NativeContext:
         )
 
     def v41_forward(
-        self, model: V4Model, step: Step, tables: Sequence[torch.Tensor], stream: torch.Tensor
+        self,
+        model: V4Model,
+        step: Step,
+        tables: Sequence[Future[torch.Tensor]],
+        stream: torch.Tensor,
     ) -> None:
         """Runs all layers of a DeepSeek-V4.1; stream: fp32 [T, D], written; raises as the above.
 
         Args:
             model: The model.
             step: The step.
-            tables: Of each table the rows fp32 [T, columns] of the tokens' n-grams.
+            tables: Of each table the rows fp32 [T, columns] of the tokens' n-grams; a layer waits
+                for those that it needs.
             stream: Takes the collapsed streams.
         """
-        count = step.num_tokens
-        rows = (ctypes.c_void_p * len(tables))(
-            *(_address(table, count, table.shape[1]) for table in tables)
-        )
-        address = _address(stream, count, model.hidden_size)
-        self._call(self._library.vn_v41_forward, model, step, rows, address)
+        rows = (ctypes.c_void_p * len(tables))()
+        for index, table in enumerate(tables):
+            table.add_done_callback(partial(_place_rows, rows, index))
+        address = _address(stream, step.num_tokens, model.hidden_size)
+        try:
+            self._call(self._library.vn_v41_forward, model, step, rows, address)
+        finally:
+            # Before the next step asks for others; what went wrong there is the cause.
+            for table in tables:
+                table.result()
 
     def v41_logits(self, model: V4Model, stream: torch.Tensor, logits: torch.Tensor) -> None:
         """Maps collapsed rows [M, D] of a DeepSeek-V4.1 to logits [M, V], written."""
@@ -243,6 +256,12 @@ class NativeContext:
         if status:
             message: str = self._library.vn_error(self._handle).decode()
             raise (EngineError if status == _NO_MEMORY else InvariantError)(message)
+
+
+def _place_rows(rows: "ctypes.Array[ctypes.c_void_p]", index: int, table: Future[Any]) -> None:
+    """Tells layers that run where a table's rows lie, or that there are none."""
+    failed = table.exception() is not None
+    rows[index] = _NO_ROWS if failed else table.result().data_ptr()
 
 
 def _address(tensor: torch.Tensor, *shape: int) -> int:

@@ -17,6 +17,8 @@ FIRST_SEEN = "first_seen"
 EVICTED = "evicted"
 WINDOW_NOT_RETAINED = "window_not_retained"
 WINDOW_EVICTED = "window_evicted"
+# There were rows of some layers: the request ends too soon behind them to do without the others.
+WINDOW_PARTIAL = "window_partial"
 WINDOW_REBUILT = "window_rebuilt"
 # The same of a recurrent state, which no few tokens bring back.
 STATE_NOT_RETAINED = "state_not_retained"
@@ -41,6 +43,7 @@ MISS_REASONS = (
     RESTORE_FAILED,
     RESTORE_DECLINED,
     EVICTED_FROM_DISK,
+    WINDOW_PARTIAL,
     WINDOW_EVICTED,
     WINDOW_NOT_RETAINED,
     STATE_EVICTED,

@@ -47,6 +47,30 @@ SMALL_V4: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "num_nextn_predict_layers": 1,
 }
+# Upper layers of which compute a prompt's end alone: 4 * 31 tokens.
+SMALL_V41: dict[str, Any] = {
+    "architectures": ["DeepseekV41ForCausalLM"],
+    "model_type": "deepseek_v41",
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 16,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "sliding_window": 32,
+    "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 1],
+    "kv_source_layer_ids": [1, 4],
+    "index_source_layer_ids": [1, 4, 6],
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "max_position_embeddings": 8192,
+}
 SMALL_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.cachelab.twin.recorded_run import (
+    SMALL_V41,
     RecordedRun,
     Script,
     make_prompt,
     small_settings,
 )
 from vllm.cachelab.twin.exact import ExactTwin
-from vllm.cachelab.twin.explain import Explainer, Explanation, to_json
+from vllm.cachelab.twin.explain import Explainer, Explanation, format_explanation, to_json
 from vllm.cachelab.twin.trace_file import CacheTrace, read_trace
 from vllm.entrypoints.cli.main import main
 
@@ -64,6 +65,22 @@ def test_a_window_that_was_not_kept_names_the_interval(tmp_path: Path) -> None:
     remedy = made.spans[0].remedy
     assert remedy is not None
     assert (remedy.kind, remedy.interval, remedy.cached_tokens) == ("interval", 1024, 1024)
+
+
+def test_a_partial_checkpoint_says_so_and_names_the_interval(tmp_path: Path) -> None:
+    script = Script(tmp_path / "t", num_blocks=900, hf_config=SMALL_V41)
+    first = make_prompt(1, 1500)
+    script.serve(first)
+    made = _explain(script, script.serve([*first[:600], *make_prompt(2, 60)]))
+    # A chunk ends at 512, and 448 is 1,024 tokens before the end.
+    assert made.checkpoints == made.partial_checkpoints == [448, 512]
+    assert made.cached_tokens == 448
+    reasons = _check_sum(made)
+    assert (reasons["window_partial"], reasons["window_not_retained"]) == (64, 64)
+    remedy = made.spans[0].remedy
+    assert remedy is not None
+    assert (remedy.kind, remedy.cached_tokens) == ("interval", 512)
+    assert "of lower layers alone at 448, 512" in "\n".join(format_explanation(made))
 
 
 def test_what_was_evicted_says_when_and_names_the_pool(tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ class SimEngine:
         """Tokens under one prefix hash."""
         return self.plan.unit
 
+    @property
+    def lazy_group_ids(self) -> tuple[int, ...]:
+        """Groups of layers that leave rows out, which partial checkpoints lack."""
+        geometry = as_served(self.scheduler.kv_cache_manager.coordinator).geometry
+        return tuple(group.group_id for group in geometry.windows if group.lazy_reach)
+
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Let held prefixes go, and tiers work, by a clock of the caller's, in seconds."""
         as_served(self.scheduler.kv_cache_manager.coordinator).held.use_clock(clock)

@@ -35,6 +35,7 @@ class Explanation:
         dense_match_tokens: How far the groups that keep every token matched together.
         group_matches: The same by group.
         checkpoints: Where window state was held, within that.
+        partial_checkpoints: Those of them that lack the rows of some layers.
         spans: The rest.
         comparison: With an earlier request; None: nobody asked.
     """
@@ -45,6 +46,7 @@ class Explanation:
     dense_match_tokens: int
     group_matches: dict[int, int] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
+    partial_checkpoints: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     comparison: PromptPair | None = None
 
@@ -77,12 +79,15 @@ class Explainer:
         num_units = (recorded.added.num_prompt_tokens - 1) // unit
         watch = PrefixWatch(recorded.hashes[:num_units], unit)
         twin = ExactTwin(self._trace, watch=watch)
+        lazy = twin.engine.lazy_group_ids
         matches: dict[int, int] = {}
         held: list[int] = []
+        partial: list[int] = []
         for position, event in enumerate(self._trace.events):
             watch.at_event = position
             if isinstance(event, Begun | Step):
                 matches, held = watch.dense_matches(), watch.checkpoints()
+                partial = watch.partial_checkpoints(lazy)
             twin.feed(event)
             if number in twin.result.misses:
                 break
@@ -96,6 +101,7 @@ class Explainer:
             stats.dense_match_tokens,
             matches,
             [p for p in held if p <= stats.dense_match_tokens],
+            [p for p in partial if p <= stats.dense_match_tokens],
             spans_of(stats),
         )
         self._add_causes(made, watch)
@@ -149,6 +155,8 @@ def format_explanation(made: Explanation) -> Iterator[str]:
         yield f"  group {group}: {matched} tokens"
     if made.checkpoints:
         yield f"  window state at tokens {', '.join(map(str, made.checkpoints))}"
+    if made.partial_checkpoints:
+        yield f"    of lower layers alone at {', '.join(map(str, made.partial_checkpoints))}"
     for span in made.spans:
         yield f"  {span.begin}..{span.end}: {span.reason} ({span.end - span.begin} tokens)"
         if span.lost is not None:

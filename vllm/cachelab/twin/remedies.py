@@ -18,6 +18,7 @@ from vllm.v1.messages import (
     STATE_NOT_RETAINED,
     WINDOW_EVICTED,
     WINDOW_NOT_RETAINED,
+    WINDOW_PARTIAL,
 )
 
 _GIB = 1 << 30
@@ -111,6 +112,7 @@ class Counterfactuals:
         if reason == FIRST_SEEN:
             return self._edit(number, cached)
         kinds = {
+            WINDOW_PARTIAL: ("interval",),
             WINDOW_NOT_RETAINED: ("interval",),
             WINDOW_EVICTED: ("pool", "interval"),
             STATE_NOT_RETAINED: ("interval",),

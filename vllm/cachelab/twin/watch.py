@@ -106,6 +106,18 @@ class PrefixWatch(EventPublisher):
             if any(unit in self._held[group] for group in groups)
         ]
 
+    def partial_checkpoints(self, lazy_groups: Sequence[int]) -> list[int]:
+        """Return where window state is held, but none of groups whose layers leave rows out."""
+        if not lazy_groups:
+            return []
+        empty: Counter[ExternalBlockHash] = Counter()
+        own = [self._held.get(group, empty) for group in lazy_groups]
+        return [
+            place
+            for place in self.checkpoints()
+            if not any(self._units[place // self._unit - 1] in held for held in own)
+        ]
+
     def last_loss(self, begin: int, end: int, *, of_windows: bool) -> Loss | None:
         """Return how the latest lost entry between two positions left; None: none did.
 

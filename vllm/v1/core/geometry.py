@@ -151,6 +151,12 @@ class CacheGeometry:
         position = (keep // self.coarse + 2) * self.coarse
         return tuple(len(group.rows_below(position)) for group in self.windows)
 
+    @cached_property
+    def partial_blocks(self) -> tuple[int, ...]:
+        """The same of one that lacks the rows of layers that leave some out."""
+        groups = zip(self.windows, self.lean_blocks, strict=True)
+        return tuple(0 if group.lazy_reach else count for group, count in groups)
+
     def floor_unit(self, position: int) -> int:
         """Return the largest boundary at or below ``position``."""
         return position // self.unit * self.unit

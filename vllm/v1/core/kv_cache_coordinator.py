@@ -48,7 +48,7 @@ from vllm.v1.core.values.cache_step import (
     StepWork,
 )
 from vllm.v1.core.values.free_block_queue import KVCacheBlock
-from vllm.v1.core.values.hit import Checkpoint
+from vllm.v1.core.values.hit import Checkpoint, PrefixHit
 from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
 from vllm.v1.core.whole_block.coordinator import (
     HybridKVCacheCoordinator,
@@ -181,6 +181,7 @@ class CheckpointCoordinator(Coordinator):
         leaves_little = request.skip_cache_insert or request.is_spare
         if request.num_preemptions == 0 and not leaves_little:
             self.prefixes.observe(request)
+            self._note_need(request, hit)
         return PrefillStats(
             request.num_tokens,
             num_cached_tokens,
@@ -188,6 +189,20 @@ class CheckpointCoordinator(Coordinator):
             misses,
             rebuild_saved_tokens=hit.num_saved_tokens if num_cached_tokens else 0,
         )
+
+    def _note_need(self, request: Request, hit: PrefixHit) -> None:
+        """Tell the policy of a request that partial checkpoints do not serve, or would not."""
+        reach, needed = self.geometry.lazy_reach, hit.passed
+        lost = 0 if needed is None else needed.position - hit.position
+        if needed is None and not hit.is_partial and hit.checkpoint is not None:
+            # Of full ones the first hit counts: it would have left such a one itself.
+            is_first = hit.checkpoint.num_hits == 1
+            is_short = hit.position + reach >= first_output(self.geometry, request)
+            needed, lost = hit.checkpoint, reach if is_first and is_short else 0
+        if needed is not None and lost > 0:
+            self.policy.note_need(
+                needed.kind, needed.num_behind, lost, is_partial=needed.is_partial
+            )
 
     def claim(self, request: Request) -> None:
         """Let what a request that begins to wait would hit be reused last, until it is admitted."""

@@ -9,7 +9,7 @@ from vllm import platforms
 from vllm.config import VllmConfig
 from vllm.exceptions import ConfigError, VllmError
 from vllm.utils.mem_constants import GiB_bytes
-from vllm.v1.core.geometry import CacheGeometry
+from vllm.v1.core.geometry import CacheGeometry, GroupGeometry
 from vllm.v1.core.kv_cache_coordinator import find_coordinator_class
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
@@ -256,6 +256,7 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         concurrency = 0.0  # nothing is kept, so nothing bounds it; infinity does not print
     caching = vllm_config.cache_config.enable_prefix_caching
     retention, retention_interval = _describe_retention(vllm_config, config)
+    whole, partial = _find_checkpoint_sizes(vllm_config, config) if caching else (None, None)
     return KVCacheInfo(
         num_blocks=config.num_blocks,
         capacity_tokens=int(concurrency * max_model_len),
@@ -268,8 +269,12 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         retention=retention,
         retention_interval=retention_interval,
         groups=tuple(map(_describe_group, config.kv_cache_groups, find_event_steps(config))),
-        checkpoint_tokens=_find_checkpoint_tokens(config) if caching else None,
+        checkpoint_tokens=None if whole is None else whole.num_tokens,
         rebuild_tokens=_find_rebuild_tokens(config) if caching else None,
+        dense_token_bytes=_find_dense_token_bytes(config),
+        checkpoint_bytes=None if whole is None else whole.num_bytes,
+        partial_checkpoint_tokens=None if partial is None else partial.num_tokens,
+        partial_checkpoint_bytes=None if partial is None else partial.num_bytes,
     )
 
 
@@ -280,13 +285,63 @@ def _find_rebuild_tokens(config: KVCacheConfig) -> int | None:
     return make_policy(interval, geometry, config.num_blocks - 1).rebuild_tokens
 
 
-def _find_checkpoint_tokens(config: KVCacheConfig) -> int | None:
-    """Return for how many tokens' dense rows the blocks of one checkpoint would do."""
+@dataclass(frozen=True, slots=True)
+class _CheckpointSize:
+    """What resuming at one place needs beside dense rows.
+
+    Attributes:
+        num_tokens: For so many tokens' dense rows its blocks would do.
+        num_bytes: Of its rows and states alone.
+    """
+
+    num_tokens: int
+    num_bytes: int
+
+
+def _find_checkpoint_sizes(
+    vllm_config: VllmConfig, config: KVCacheConfig
+) -> tuple[_CheckpointSize | None, _CheckpointSize | None]:
+    """Return the size of a checkpoint, and of one that lacks layers which leave rows out."""
     geometry = CacheGeometry.from_config(config)
     blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
     if not blocks_per_token or not geometry.windows:
+        return None, None
+    whole = _CheckpointSize(
+        round(max_checkpoint_blocks(geometry) / blocks_per_token),
+        sum(_count_checkpoint_bytes(config, geometry, group) for group in geometry.windows),
+    )
+    are_lazy = vllm_config.kv_transfer_config is None and _find_rebuild_tokens(config) is not None
+    if not are_lazy or not geometry.lazy_reach:
+        return whole, None
+    kept = [group for group in geometry.windows if not group.lazy_reach]
+    return whole, _CheckpointSize(
+        round(sum(geometry.partial_blocks) / blocks_per_token),
+        sum(_count_checkpoint_bytes(config, geometry, group) for group in kept),
+    )
+
+
+def _count_checkpoint_bytes(
+    config: KVCacheConfig, geometry: CacheGeometry, group: GroupGeometry
+) -> int:
+    """Return the bytes of a group's rows, or states, that one checkpoint needs."""
+    specs = config.kv_cache_groups[group.group_id].layer_specs().values()
+    position = (group.keep // geometry.coarse + 2) * geometry.coarse
+    if group.is_recurrent:
+        return len(group.rows_below(position)) * sum(spec.page_size_bytes for spec in specs)
+    num_rows = position - group.first_needed(position)
+    return sum(num_rows * spec.page_size_bytes // spec.block_size for spec in specs)
+
+
+def _find_dense_token_bytes(config: KVCacheConfig) -> int | None:
+    """Return the bytes of the rows of one token that are kept for ever; None: there are none."""
+    specs = [
+        spec
+        for group in CacheGeometry.from_config(config).dense
+        for spec in config.kv_cache_groups[group.group_id].layer_specs().values()
+    ]
+    if not specs:
         return None
-    return round(max_checkpoint_blocks(geometry) / blocks_per_token)
+    return round(sum(spec.page_size_bytes / spec.block_size for spec in specs))
 
 
 def find_event_steps(config: KVCacheConfig) -> list[int]:

@@ -67,9 +67,12 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
         )
     if kv_cache.checkpoint_tokens is not None:
         logger.info(
-            "A checkpoint (what resuming at one place needs beside full-attention rows: windows, "
-            "states) takes the room of %s tokens' full-attention rows.",
+            "Full-attention rows: %s bytes a token. A checkpoint (what resuming at one place needs "
+            "beside these: windows, states): %s bytes, in the room of %s tokens' rows%s.",
+            f"{kv_cache.dense_token_bytes:,}",
+            f"{kv_cache.checkpoint_bytes:,}",
             f"{kv_cache.checkpoint_tokens:,}",
+            _describe_partial(kv_cache),
         )
     _report_kv_events(vllm_config)
     derived = " (derived)" if model.original_max_model_len in (None, -1) else ""
@@ -84,6 +87,16 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
         scheduler.policy,
     )
     logger.info("Model loaded in %.2f s.", load_s)
+
+
+def _describe_partial(kv_cache: KVCacheInfo) -> str:
+    tokens, num_bytes = kv_cache.partial_checkpoint_tokens, kv_cache.partial_checkpoint_bytes
+    if tokens is None:
+        return ""
+    return (
+        "; inside a prompt, without layers that compute its end alone: "
+        f"{num_bytes:,} bytes, of {tokens:,}"
+    )
 
 
 def _report_kv_events(vllm_config: VllmConfig) -> None:

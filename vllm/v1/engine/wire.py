@@ -77,6 +77,11 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
             that is kept at one place; None: none is kept.
         rebuild_tokens: Tokens to compute for exact window rows where only dense rows are cached;
             None: that is not done.
+        dense_token_bytes: Of the rows that all of a prompt leaves, a token.
+        checkpoint_bytes: Of the rows and states that resuming at one place needs beside those.
+        partial_checkpoint_tokens: ``checkpoint_tokens`` of one inside a prompt, where layers leave
+            rows out; None: none does.
+        partial_checkpoint_bytes: Likewise.
     """
 
     num_blocks: int
@@ -92,6 +97,10 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
     retention_interval: str | None = None
     checkpoint_tokens: int | None = None
     rebuild_tokens: int | None = None
+    dense_token_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    partial_checkpoint_tokens: int | None = None
+    partial_checkpoint_bytes: int | None = None
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add"):

@@ -54,9 +54,15 @@ def prime_after(number: int) -> int:
 
 
 class Reference:
-    """The model: its config as published, its tensors, and the folded id of each id."""
+    """The model: its config as published, its tensors, and the folded id of each id.
 
-    def __init__(self, raw: dict[str, Any], tensors: Tensors, folded: list[int]) -> None:
+    ``wrong`` names an equation that is another model's, to see that it would show.
+    """
+
+    def __init__(
+        self, raw: dict[str, Any], tensors: Tensors, folded: list[int], wrong: str = ""
+    ) -> None:
+        self.wrong = wrong
         self.c = c = {"rms_norm_eps": 1e-20, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20, **raw}
         self.w, self.folded = tensors, folded
         self.eps = c["rms_norm_eps"]
@@ -119,6 +125,7 @@ class Reference:
             if layer in self.primes:
                 streams = self.engram(layer, streams, positions, state.ids)
             own, post, mix = self.gates(streams, f"{name}.hc_attn")
+            pre = own if self.wrong == "own gates" else pre
             x = (pre.unsqueeze(2) * streams).sum(1)
             x = norm(x, self.w[f"{name}.attn_norm.weight"], self.eps)
             kept = positions >= (first[layer] if first else 0)
@@ -136,7 +143,8 @@ class Reference:
     def write(
         self, output: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, mix: torch.Tensor
     ) -> torch.Tensor:
-        return post.unsqueeze(2) * output.unsqueeze(1) + torch.einsum("tij,tid->tjd", mix, streams)
+        mixed = "tji,tid->tjd" if self.wrong == "mix transposed" else "tij,tid->tjd"
+        return post.unsqueeze(2) * output.unsqueeze(1) + torch.einsum(mixed, mix, streams)
 
     def engram(
         self, layer: int, streams: torch.Tensor, positions: torch.Tensor, ids: list[int]
@@ -230,6 +238,8 @@ class Reference:
             x @ self.w[f"{name}.wq_a.weight"].T, self.w[f"{name}.q_norm.weight"], self.eps
         )
         queries = (latent @ self.w[f"{name}.wq_b.weight"].T).unflatten(1, (-1, c["head_dim"]))
+        if self.wrong == "heads normed":
+            queries = norm(queries, None, self.eps)
         queries = turn(queries, positions, self.rates(layer), 1)
         columns = torch.arange(len(state.ids))
         sees = (columns <= positions[:, None]) & (

@@ -1,16 +1,23 @@
 """Caches of DeepSeek-V4.1: bytes a token and a checkpoint, and the sizes that are refused."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from tests.model_executor.models.deepseek_v41.release import RELEASE
 from tests.model_executor.models.deepseek_v41.tiny import tiny_v41
+from tests.v1.engine.fakes import make_config
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.deepseek_v41.config import DeepseekV41Config
 from vllm.model_executor.models.deepseek_v41.kv_cache import deepseek_v41_kv_cache_specs
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.layout.packing import group_for_packing, padded_page_bytes
+from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
+from vllm.v1.engine.startup_report import report_start
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 
@@ -78,3 +85,39 @@ def test_refused_sizes(block_size: int, change: dict[str, object], named: str) -
     config = DeepseekV41Config.from_dict(tiny_v41(**change))
     with pytest.raises(ConfigError, match=named):
         deepseek_v41_kv_cache_specs(config, block_size, torch.float32, torch.float32)
+
+
+def plan_release(tmp_path: Path, **changes: Any) -> tuple[VllmConfig, KVCachePlan]:
+    vllm_config = make_config(tmp_path, num_blocks=400)
+    vllm_config.cache_config.block_size = 32
+    for name, value in changes.items():
+        setattr(vllm_config.cache_config, name, value)
+    return vllm_config, plan_kv_cache(vllm_config, [find_specs(32)], [1 << 28])
+
+
+def test_the_start_up_log_says_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """3,200 bytes a token and 127 rows of 40 layers in bf16; inside a prompt of 20 layers."""
+    caplog.set_level("INFO", logger="vllm")
+    vllm_config, plan = plan_release(tmp_path)
+    info = describe_kv_cache(vllm_config, plan)
+    assert info.dense_token_bytes == 3200
+    assert info.checkpoint_bytes == 127 * 40 * 1024 == 5_201_920
+    assert info.partial_checkpoint_bytes == 127 * 20 * 1024
+    # Four blocks in each of four groups; a block of dense rows holds 128 tokens.
+    assert (info.checkpoint_tokens, info.partial_checkpoint_tokens) == (2048, 1024)
+    assert info.rebuild_tokens == 128 + 39 * 127
+    report_start(vllm_config, info, 1.0)
+    assert "rows: 3,200 bytes a token. A checkpoint" in caplog.text
+    assert "5,201,920 bytes, in the room of 2,048 tokens' rows; inside a prompt" in caplog.text
+    assert "2,600,960 bytes, of 1,024" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["interval", "connector"])
+def test_where_all_layers_compute_all_rows_none_is_partial(tmp_path: Path, change: str) -> None:
+    changes = {"prefix_cache_retention_interval": 0} if change == "interval" else {}
+    vllm_config, plan = plan_release(tmp_path, **changes)
+    if change == "connector":
+        vllm_config.kv_transfer_config = KVTransferConfig(kv_connector="any", kv_role="kv_both")
+    info = describe_kv_cache(vllm_config, plan)
+    assert info.checkpoint_tokens == 2048
+    assert info.partial_checkpoint_tokens is info.partial_checkpoint_bytes is None

@@ -53,6 +53,43 @@ def stop_at(reference: Reference, boundary: int) -> State:
     return state
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "own gates",
+        "mix transposed",
+        "heads normed",
+        "no tables",
+        "no sinks",
+        "pairs not gated",
+        "YaRN everywhere",
+        "no YaRN",
+        "no candidates",
+    ],
+)
+def test_another_models_equation_shows(
+    reference: Reference, whole: torch.Tensor, wrong: str
+) -> None:
+    """Whoever computes it so is told: by more than the engine may differ."""
+    changes = {
+        "no tables": {"engram_layer_ids": []},
+        "no candidates": {"candidate_topk_blocks": 99},
+    }
+    off = {"no sinks": ("attn_sink", -1e9), "pairs not gated": ("compressor.wgate.weight", 0.0)}
+    part, value = off.get(wrong, ("nothing", 0.0))
+    tensors = {
+        name: torch.full_like(tensor, value) if name.endswith(part) else tensor
+        for name, tensor in reference.w.items()
+    }
+    other = Reference({**tiny_v41(), **changes.get(wrong, {})}, tensors, FOLDED, wrong)
+    if wrong == "YaRN everywhere":
+        other.main = other.compressed
+    if wrong == "no YaRN":
+        half = tiny_v41()["qk_rope_head_dim"] // 2
+        other.compressed = tiny_v41()["compress_rope_theta"] ** (-torch.arange(half) / half)
+    assert differ(other.step(State(), IDS[:80]), whole[:80]) > SHOWS
+
+
 @pytest.mark.parametrize("chunks", [[1] * 12 + [118], [32] * 4 + [2], [1, 2, 3, 5, 8, 13, 21, 77]])
 def test_chunks(reference: Reference, whole: torch.Tensor, chunks: list[int]) -> None:
     state, at, logits = State(), 0, []

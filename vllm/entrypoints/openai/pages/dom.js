@@ -88,6 +88,7 @@ const REASONS = {
   restore_failed: "it could not be restored",
   restore_declined: "restoring it would have taken longer",
   evicted_from_disk: "the disk had it once, and gave it up",
+  window_partial: "rows of some layers were kept there, and the prompt ends too soon to do without the others",
   window_evicted: "rows of a window were evicted",
   window_not_retained: "rows of a window were not kept there",
   state_evicted: "a recurrent state was evicted",

@@ -79,7 +79,8 @@ def deepseek_v41_kv_cache_specs(
     reach = (len(config.layers) - config.cut) * (config.sliding_window - 1)
     for layer, plan in enumerate(config.layers):
         names = LayerCacheNames.of_block(f"layers.{layer}")
-        is_lazy = 0 <= config.cut <= layer
+        # Without a layer below there are no rows that a checkpoint inside a prompt could hold.
+        is_lazy = 0 < config.cut <= layer
         specs[names.window] = SlidingWindowMLASpec(
             block_size=block_size,
             num_kv_heads=1,

@@ -1,7 +1,8 @@
 """DeepSeek-V4.1 for generation on a CPU: text alone, without its drafter."""
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
             self._build_tables(config.ngrams, parts)
 
     def _build_tables(self, plan: NgramPlan, parts: PartsOf[DeepseekV41Config]) -> None:
-        readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="engram")
+        self._readers = readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="engram")
         quantization = parts.make.quantization
         for index, layer in enumerate(plan.layer_ids):
             prefix = f"layers.{layer}.engram"
@@ -151,6 +152,26 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
             layer: table.begin(rows)
             for (layer, table), rows in zip(self.tables.items(), found, strict=True)
         }
+
+    def finish_reads(
+        self, pending: Mapping[int, PendingRows], num_tokens: int
+    ) -> list[Future[torch.Tensor]]:
+        """Returns what will be the rows of each table, fp32 [T, columns], in order.
+
+        Those that wait for the disk are made ready by other threads, so that layers may begin.
+        """
+        made: list[Future[torch.Tensor]] = []
+        for layer, own in pending.items():
+            finish = partial(self._finish, layer, own, num_tokens)
+            if own.reads:
+                made.append(self._readers.submit(finish))
+            else:
+                made.append(Future())
+                made[-1].set_result(finish())
+        return made
+
+    def _finish(self, layer: int, pending: PendingRows, num_tokens: int) -> torch.Tensor:
+        return self.tables[layer].finish(pending).view(num_tokens, -1)
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Maps collapsed streams [M, D] of any chosen rows to fp32 logits [M, V]."""

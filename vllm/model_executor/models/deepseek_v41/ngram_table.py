@@ -19,7 +19,10 @@ MOST_KEPT_ROWS = 1 << 16
 """Rows of a table that stay in memory: 17 MB of the release's."""
 _LEAST_PIECE = 64
 _MOST_PIECES = 16
-_E8M0_BIAS = 127
+# What a byte stands for, as FP8 and as a scale.
+_BYTES = torch.arange(256, dtype=torch.uint8)
+_FP8_VALUES = _BYTES.view(torch.float8_e4m3fn).float().numpy()
+_POWERS = _BYTES.view(torch.float8_e8m0fnu).float().numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +123,33 @@ class NgramTable:
         )
 
     def finish(self, pending: PendingRows) -> torch.Tensor:
-        """Returns the rows that were begun, fp32 [T * R, width]."""
+        """Returns the rows that were begun, fp32 [T * R, width].
+
+        Any thread may call it: torch, which would start threads for each of them, does not compute.
+        """
         for part in pending.reads:
             part.result()
         # Of rows of one place the last one stays, in both arrays.
         slots = pending.rows % self._num_kept
         self._kept_rows[slots] = pending.rows
         self._kept[slots] = pending.codes
-        return self._decode(torch.from_numpy(pending.codes))[torch.from_numpy(pending.places)]
+        return torch.from_numpy(self._decode(pending.codes)[pending.places])
 
-    def _decode(self, codes: torch.Tensor) -> torch.Tensor:
-        if self._scale is None:
-            return codes.view(self._weight.dtype).float()
-        values = codes[:, : self._width].contiguous().view(torch.float8_e4m3fn).float()
-        exponents = codes[:, self._width :].float() - _E8M0_BIAS
-        groups = values.view(len(values), exponents.shape[1], -1)
-        return (groups * torch.exp2(exponents).unsqueeze(2)).view(values.shape)
+    def _decode(self, codes: np.ndarray) -> np.ndarray:
+        dtype = self._weight.dtype
+        values: np.ndarray
+        if self._scale is not None:
+            values = _FP8_VALUES[codes[:, : self._width]]
+            powers = _POWERS[codes[:, self._width :]]
+            groups = values.reshape(*powers.shape, -1)
+            groups *= powers[:, :, np.newaxis]
+        elif dtype is torch.bfloat16:
+            # A bfloat16 is the upper half of a float32.
+            values = (codes.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            stored = np.float16 if dtype is torch.float16 else np.float32
+            values = codes.view(stored).astype(np.float32)
+        return values
 
 
 def _as_bytes(values: torch.Tensor) -> np.ndarray:

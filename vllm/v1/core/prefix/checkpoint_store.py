@@ -64,7 +64,9 @@ class CheckpointStore:
             return False
         if record.standing in (Standing.KEPT, Standing.JUNCTION):
             record.users = (maker,)
-        if record.kind is not None and self._policy.note_made(record.kind):
+        if record.kind is not None and self._policy.note_made(
+            record.kind, is_partial=record.is_partial
+        ):
             record.standing = next_standing(record.standing, Event.KIND_PAYS)
         self._rank(record)
         self._index.add_checkpoint(record, is_open=is_open)

@@ -55,36 +55,57 @@ def find_prefix(
         full, partial = find_dense_blocks(index, geometry, block_hashes, position)
         return PrefixHit(position, full, partial, None, position)
     matched = num_units * unit
-    if geometry.lazy_reach and _find_parting(index, geometry, block_hashes, matched):
-        # A checkpoint for all is left there.
+    reach = geometry.lazy_reach
+    is_short = reach > 0 and matched + reach > output_from
+    if is_short and _find_parting(index, geometry, block_hashes, matched):
+        # The next one that goes on as shortly needs the rows of all layers there: they are made.
         output_from = min(output_from, matched)
-    partial_below = output_from - geometry.lazy_reach
-    best: Checkpoint | None = None
-    for i in range(num_units - 1, -1, -1):
-        best = checkpoints.get(block_hashes[i])
-        if best is not None and best.is_partial and best.position >= partial_below:
-            best = None
-        if best is not None:
-            break
+    best, passed = _find_checkpoint(checkpoints, block_hashes[:num_units], output_from - reach)
     if best is None:
-        return PrefixHit.nothing(len(dense), matched)
+        return PrefixHit.nothing(len(dense), matched, passed)
     full, partial = find_dense_blocks(index, geometry, block_hashes, best.position)
     lean = geometry.floor_lean(best.position)
     partner = checkpoints.get(block_hashes[lean // unit - 1]) if lean else None
     if partner is best:
         partner = None
-    return PrefixHit(best.position, full, partial, best, matched, partner)
+    return PrefixHit(best.position, full, partial, best, matched, partner, passed=passed)
+
+
+def _find_checkpoint(
+    checkpoints: Mapping[BlockHash, Checkpoint],
+    block_hashes: Sequence[BlockHash],
+    partial_below: int,
+) -> tuple[Checkpoint | None, Checkpoint | None]:
+    """Return the deepest checkpoint of a prompt that will do, and the deepest partial one above.
+
+    Args:
+        checkpoints: By prefix.
+        block_hashes: Of the prompt.
+        partial_below: Before which position a partial one will do.
+    """
+    passed: Checkpoint | None = None
+    for block_hash in reversed(block_hashes):
+        record = checkpoints.get(block_hash)
+        if record is None:
+            continue
+        if not record.is_partial or record.position < partial_below:
+            return record, passed
+        passed = passed or record
+    return None, passed
 
 
 def first_output(geometry: CacheGeometry, request: Request) -> int:
     """Return the first boundary from which a request needs the rows of all layers; 0: it does.
 
-    A resend of its tokens resumes there.
+    A resend of its tokens resumes there, and others where it was asked to leave a checkpoint.
     """
     params = request.sampling_params
     if not geometry.lazy_reach or params is None or params.prompt_logprobs is not None:
         return 0
-    return geometry.floor_unit(request.num_tokens - 1)
+    asked = [
+        p for p in (*request.options.cache_junctions, *request.cache_ttls) if p >= geometry.unit
+    ]
+    return geometry.floor_unit(min([request.num_tokens - 1, *asked]))
 
 
 def _count_seen(index: PrefixIndex, block_hashes: Sequence[BlockHash], limit: int) -> int:

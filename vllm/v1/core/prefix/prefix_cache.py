@@ -60,9 +60,11 @@ class PrefixCache:
             geometry, config.num_blocks, settings.max_model_len, settings.num_lookahead_tokens
         )
         self._is_on = settings.enable_caching
+        if not settings.allows_lazy:
+            geometry = geometry.without_lazy_layers()
         self.policy, self.pinning = _choose(settings, geometry)
         # Rows that were left out are rebuilt where they are wanted, which a policy must be for.
-        if not settings.allows_lazy or self.policy.rebuild_tokens is None:
+        if self.policy.rebuild_tokens is None:
             geometry = geometry.without_lazy_layers()
         self.geometry = geometry
         self.index = PrefixIndex(

@@ -236,6 +236,7 @@ class Publisher:
                 kind=kind,
                 session=cache.request.session,
                 is_partial=position < cache.full_from,
+                num_behind=cache.request.num_prompt_tokens - position,
             )
             if kind is not None:
                 spared[position] = kind

@@ -15,6 +15,7 @@ from vllm.v1.messages import (
     STATE_NOT_RETAINED,
     WINDOW_EVICTED,
     WINDOW_NOT_RETAINED,
+    WINDOW_PARTIAL,
     WINDOW_REBUILT,
 )
 
@@ -47,6 +48,9 @@ def explain_misses(
         reasons[DRAFTER] = resumable - hit.position
     if hit.rebuild is not None:
         reasons[WINDOW_REBUILT] = hit.position - hit.start
+    if hit.passed is not None and hit.passed.position > resumable:
+        reasons[WINDOW_PARTIAL] = hit.passed.position - resumable
+        resumable = hit.passed.position
     window_missed = min(hit.dense_match, last) - resumable
     if window_missed > 0:
         first_unit = resumable // geometry.unit

@@ -135,7 +135,7 @@ class StepPlanner:
             indices = self._window_indices(step, boundaries, cache, hit, _full_from(plan, cache))
             self._revise(plan, indices, boundaries)
         elif self._policy.leaves_spares:
-            spares = self._find_spares(step, plan, rebuild)
+            spares = self._find_spares(step, plan, rebuild, _full_from(plan, cache))
             if spares:
                 indices = self._with_spares(plan, spares, cache)
                 more = sum(map(len, indices)) - sum(map(len, plan.window_indices))
@@ -182,7 +182,7 @@ class StepPlanner:
         return indices
 
     def _find_spares(
-        self, step: StepRequest, plan: StepPlan, rebuild: Rebuild | None
+        self, step: StepRequest, plan: StepPlan, rebuild: Rebuild | None, full_from: int
     ) -> Sequence[Spare]:
         """Return where a prefill step leaves checkpoints that nobody asked for."""
         pool, request = self._prefixes.pool, step.request
@@ -199,6 +199,7 @@ class StepPlanner:
                 pool.num_scratch_blocks - plan.num_new_blocks,
                 pool.num_spare_blocks,
                 pool.num_gpu_blocks,
+                full_from,
             )
         )
         known, unit, hashes = self._index.checkpoints, self._geometry.unit, request.block_hashes
@@ -323,7 +324,9 @@ class StepPlanner:
             if hit is not None and hit.is_partial:
                 # It has no rows of some layers for a while.
                 begin += geometry.lazy_reach
-            full_from = min((p for p in wanted if begin < p < full_from), default=full_from)
+            marks = request.cache_boundaries
+            places = {*wanted, policy.full_from(request.num_prompt_tokens, marks) or full_from}
+            full_from = min((p for p in places if begin < p < full_from), default=full_from)
         return FirstStep(hit, wanted, junctions, parts_at_hit, partials, rebuilt, full_from)
 
 

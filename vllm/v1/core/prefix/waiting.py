@@ -124,6 +124,7 @@ class DonorWaits:
         new = asked - donor.published.wanted
         donor.published.wanted |= asked
         donor.published.junctions |= asked
+        self._ask_for_all_layers(donor, position)
         pending = donor.pending
         if pending is None:
             return
@@ -133,6 +134,25 @@ class DonorWaits:
         if added:
             boundaries = tuple(sorted({*pending.boundaries, *added}))
             donor.pending = replace(pending, boundaries=boundaries)
+
+    def _ask_for_all_layers(self, donor: RequestCache, position: int) -> None:
+        """Let a donor compute the rows of all layers from an earlier boundary on, if it still can.
+
+        Whoever waits may go on for less than a partial checkpoint needs.
+        """
+        first, pending = donor.full_from, donor.pending
+        if position >= first or donor.rebuild is not None:
+            return
+        start = donor.request.num_computed_tokens if pending is None else pending.start
+        if position - self._geometry.lazy_reach < start:
+            return
+        if pending is not None:
+            lacking = [place for place in pending.boundaries if position <= place < first]
+            if not all(self._try_add_boundary(donor, place) for place in lacking):
+                return
+            spares = [spare for spare in pending.spares if not position <= spare.position < first]
+            donor.pending = replace(pending, spares=spares)
+        donor.full_from = position
 
     def _try_add_boundary(self, cache: RequestCache, position: int) -> bool:
         """Take the blocks of one more checkpoint inside a chunk; False if there is no room."""

@@ -50,6 +50,11 @@ class FixedPolicy:
         """Return the replay boundary, the prompt's end, and the lean ones below them."""
         return replay_boundaries(self._geometry, num_prompt_tokens, keeps_coarse=False)
 
+    def full_from(self, num_prompt_tokens: int, marks: Sequence[int]) -> int | None:
+        """Return None: no layer leaves rows out under a fixed interval."""
+        del num_prompt_tokens, marks
+        return None
+
     def junction_boundaries(self, position: int) -> tuple[int, ...]:
         """Return the junction and its lean boundary."""
         return with_lean(self._geometry, position)
@@ -99,10 +104,16 @@ class FixedPolicy:
     ) -> None:
         """Learn nothing."""
 
-    def note_made(self, kind: int) -> bool:
+    def note_made(self, kind: int, *, is_partial: bool = False) -> bool:
         """Learn nothing."""
-        del kind
+        del kind, is_partial
         return False
+
+    def note_need(
+        self, kind: int | None, num_behind: int, num_lost: int, *, is_partial: bool
+    ) -> None:
+        """Learn nothing."""
+        del kind, num_behind, num_lost, is_partial
 
     def note_hit(self, kind: int | None, num_tokens: int) -> bool:
         """Learn nothing."""

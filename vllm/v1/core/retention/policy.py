@@ -44,6 +44,8 @@ class PrefillStep(NamedTuple):
         num_blocks: Blocks that cache nothing, the step's own taken off.
         num_spare_blocks: Blocks of spare checkpoints that are there, which may give way.
         pool_size: Blocks of the pool.
+        full_from: Before this boundary checkpoints are partial: they lack the rows of layers that
+            leave some out.
     """
 
     start: int
@@ -54,6 +56,7 @@ class PrefillStep(NamedTuple):
     num_blocks: int
     num_spare_blocks: int
     pool_size: int
+    full_from: int = 0
 
 
 class RetentionPolicy(Protocol):
@@ -79,6 +82,17 @@ class RetentionPolicy(Protocol):
         """Return where requests will resume that come after a prompt, ascending.
 
         Admission counts on no more than ``replay_boundaries`` returns.
+        """
+        ...
+
+    def full_from(self, num_prompt_tokens: int, marks: Sequence[int]) -> int | None:
+        """Return from where on a prompt's checkpoints shall hold the rows of all layers.
+
+        Asked where layers leave rows out; None: from the first on that its request wants.
+
+        Args:
+            num_prompt_tokens: Of the prompt.
+            marks: Offsets in it where parts of it end.
         """
         ...
 
@@ -169,11 +183,25 @@ class RetentionPolicy(Protocol):
         """
         ...
 
-    def note_made(self, kind: int) -> bool:
+    def note_made(self, kind: int, *, is_partial: bool = False) -> bool:
         """Take note that a checkpoint was made; whether it is a spare one of a kind that pays.
 
         Args:
             kind: Of a spare one, as in ``Spare``; else as ``kind_of`` says.
+            is_partial: Whether it lacks the rows of layers that leave some out.
+        """
+        ...
+
+    def note_need(
+        self, kind: int | None, num_behind: int, num_lost: int, *, is_partial: bool
+    ) -> None:
+        """Take note that a request needs the rows of all layers at a checkpoint.
+
+        Args:
+            kind: Of the checkpoint.
+            num_behind: Tokens behind it in the prompt that left it.
+            num_lost: Tokens that are computed again if it is partial.
+            is_partial: Whether it is.
         """
         ...
 

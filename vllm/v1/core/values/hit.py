@@ -34,6 +34,7 @@ class Checkpoint:
         tier: Where its free blocks stand, pins left out: as the policy says of the above.
         is_partial: Whether it lacks the rows of layers that leave some out: whoever resumes here
             must read no output for a while.
+        num_behind: A spare one's: tokens behind it in the prompt that left it.
     """
 
     prefix_hash: BlockHash
@@ -50,6 +51,7 @@ class Checkpoint:
     is_shared: bool = False
     tier: Tier = Tier.REGULAR
     is_partial: bool = False
+    num_behind: int = 0
 
     def all_blocks(self) -> Iterable[KVCacheBlock]:
         """Iterate over the blocks of all groups."""
@@ -72,6 +74,8 @@ class PrefixHit:
         given_up: Deepest boundary that could have been resumed but for the drafter's rows; 0: none.
         rebuild: Tokens whose window rows are computed again instead, up to ``position``.
         num_saved_tokens: Tokens that this saves compared with the deepest checkpoint.
+        passed: The deepest checkpoint that would have done if it held the rows of all layers; None:
+            that of the hit is the deepest.
     """
 
     position: int
@@ -83,6 +87,7 @@ class PrefixHit:
     given_up: int = 0
     rebuild: Rebuild | None = None
     num_saved_tokens: int = 0
+    passed: Checkpoint | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -95,10 +100,12 @@ class PrefixHit:
         return self.position if self.rebuild is None else self.rebuild.start
 
     @classmethod
-    def nothing(cls, num_dense_groups: int, dense_match: int = 0) -> PrefixHit:
+    def nothing(
+        cls, num_dense_groups: int, dense_match: int = 0, passed: Checkpoint | None = None
+    ) -> PrefixHit:
         """Return a hit of no token."""
         empty: tuple[list[KVCacheBlock], ...] = tuple([] for _ in range(num_dense_groups))
-        return cls(0, empty, (None,) * num_dense_groups, None, dense_match)
+        return cls(0, empty, (None,) * num_dense_groups, None, dense_match, passed=passed)
 
     def num_free_blocks(self) -> int:
         """Return how many of the blocks it needs nobody holds."""

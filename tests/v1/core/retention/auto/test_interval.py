@@ -18,8 +18,8 @@ from vllm.v1.core.retention.auto.spans import SPAN_TOKENS, Span
 class PlainStack:
     """One candidate: what it sees, most recent first, and where prompts ended or parted."""
 
-    def __init__(self, interval: int, room: int) -> None:
-        self.interval, self.room = interval, room
+    def __init__(self, interval: int, room: int, reach: int = 0) -> None:
+        self.interval, self.room, self.reach = interval, room, reach
         self.keys: list[int] = []
         self.marks: set[int] = set()
 
@@ -36,7 +36,9 @@ class PlainStack:
             depth = position
             if key in self.marks:
                 end = position
-        return max(end, depth // self.interval * self.interval if self.interval else 0)
+        # A partial checkpoint serves who goes on for the reach behind the place where it parts.
+        furthest = depth if spans[-1].end - depth >= self.reach else max(0, depth - self.reach)
+        return max(end, furthest // self.interval * self.interval if self.interval else 0)
 
     def use(self, spans: Sequence[Span]) -> None:
         depth = self.depth(spans)
@@ -54,11 +56,11 @@ def spans_of(root: int, count: int) -> list[Span]:
     return [Span(root + i, (i + 1) * SPAN_TOKENS) for i in range(count)]
 
 
-@pytest.mark.parametrize("weight", [200.0, 1280.0])
-def test_every_candidate_is_worth_what_its_own_cache_gives(weight: float) -> None:
+@pytest.mark.parametrize(("weight", "reach"), [(200.0, 0), (1280.0, 0), (200.0, 2540)])
+def test_every_candidate_is_worth_what_its_own_cache_gives(weight: float, reach: int) -> None:
     rng = random.Random(int(weight))
-    learner = IntervalLearner(90, weight, 128)
-    plain = [PlainStack(n, int(room_for(n, 90, weight))) for n in CANDIDATES]
+    learner = IntervalLearner(90, weight, 128, reach)
+    plain = [PlainStack(n, int(room_for(n, 90, weight)), reach) for n in CANDIDATES]
     total = 0
     for _ in range(500):
         spans = spans_of(

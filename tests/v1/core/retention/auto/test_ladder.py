@@ -14,8 +14,9 @@ from vllm.v1.core.retention.auto.spans import SPAN_TOKENS, Span
 class PlainCache:
     """Spans, the one used last at the end, and sets of those with checkpoints in them."""
 
-    def __init__(self, interval: int, weight: float) -> None:
+    def __init__(self, interval: int, weight: float, grid: float = 0.0, reach: int = 0) -> None:
         self.interval, self.weight = interval, weight
+        self.grid_weight, self.reach = grid or weight, reach
         self.spans: list[Span] = []
         self.grid: dict[int, int] = {}
         self.ends: set[int] = set()
@@ -27,7 +28,8 @@ class PlainCache:
         places = [
             i
             for i, span in enumerate(spans[:matched], 1)
-            if self.grid.get(span.key) or span.key in self.ends | self.parts
+            if span.key in self.ends | self.parts
+            or (self.grid.get(span.key) and span.end + self.reach <= spans[-1].end)
         ]
         resumed = max(places, default=0)
         if resumed < matched < len(spans):
@@ -52,7 +54,8 @@ class PlainCache:
         return spans[resumed - 1].end if resumed else 0
 
     def weigh(self, key: int) -> float:
-        return 1 + self.weight * (self.grid.get(key, 0) + (key in self.ends | self.parts))
+        grid = self.grid_weight * self.grid.get(key, 0)
+        return 1 + grid + self.weight * (key in self.ends | self.parts)
 
 
 def prompts(seed: int, count: int) -> Iterator[list[Span]]:
@@ -83,6 +86,14 @@ def test_a_shadow_hits_what_its_own_cache_would(interval: int, weight: float) ->
         total += hit
     assert total > 0
     assert shadow.is_full
+
+
+def test_partial_checkpoints_of_a_grid_weigh_less_and_serve_who_goes_on_for_long() -> None:
+    shadow, plain = IntervalShadow(1024, 3.0, 1.5, 2540), PlainCache(1024, 3.0, 1.5, 2540)
+    hits = [(shadow.serve(spans, 70), plain.serve(spans, 70)) for spans in prompts(4, 300)]
+    assert all(hit == expected for hit, expected in hits)
+    whole = IntervalShadow(1024, 3.0)
+    assert 0 < sum(hit for hit, _ in hits) < sum(whole.serve(s, 110) for s in prompts(4, 300))
 
 
 def test_without_a_grid_it_is_the_shadow_of_lru() -> None:

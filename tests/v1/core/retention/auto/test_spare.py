@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.v4_cache import UNITS, flash_config
+from tests.v1.core.v41_geometry import v41_config
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.retention.auto.spare import _grid, spare_boundaries
 from vllm.v1.core.retention.policy import PrefillStep, Spare
@@ -40,6 +41,14 @@ def test_places_fit_the_step_and_the_room(unit: int) -> None:
         assert len(places) * cost <= 9 / 8 * max(0, num_blocks - 62) + num_older
         num_places += len(places)
     assert num_places > 500
+
+
+def test_partial_ones_before_a_boundary_weigh_less() -> None:
+    geometry = CacheGeometry.from_config(v41_config(32, 1000))
+    assert sum(geometry.lean_blocks) == 2 * sum(geometry.partial_blocks) == 8
+    for full_from, num_places in ((8160, 3), (7900, 2), (0, 1)):
+        step = PrefillStep(0, 8192, 8192, (), (), 62 + 15, 0, 1000, full_from)
+        assert len(ends(spare_boundaries(geometry, step))) == num_places
 
 
 def test_a_full_pool_leaves_none() -> None:

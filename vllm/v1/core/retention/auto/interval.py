@@ -35,7 +35,8 @@ class IntervalLearner:
         most recent  [ 512 ........ | 1024 .... | 2048 .. | ... | none ] least recent
 
     A prompt is worth, to a candidate, the deepest place in what it sees of the prompt where earlier
-    prompts ended or parted, or a multiple of N.
+    prompts ended or parted, or a multiple of N. Where layers leave rows out, checkpoints of a grid
+    are partial: their multiples of N count if the prompt goes on for as long as these need.
 
     Owns: the stack, cut into segments between one room's end and the next; marks where prompts
     ended and parted; scores.
@@ -44,10 +45,12 @@ class IntervalLearner:
         capacity: Spans that the pool holds without checkpoints.
         checkpoint_tokens: Tokens of dense rows that weigh as much as a checkpoint.
         step: Tokens whose multiples an interval must be.
+        reach: Tokens by which a prompt goes on behind a grid's checkpoint that serves it.
     """
 
-    def __init__(self, capacity: int, checkpoint_tokens: float, step: int) -> None:
+    def __init__(self, capacity: int, checkpoint_tokens: float, step: int, reach: int = 0) -> None:
         self._capacity = capacity
+        self._reach = reach
         self._candidates = [n for n in CANDIDATES if n % step == 0]
         rooms = [int(room_for(n, capacity, checkpoint_tokens)) for n in self._candidates]
         self._sizes = [b - a for a, b in zip([0, *rooms], rooms, strict=False)]
@@ -62,7 +65,7 @@ class IntervalLearner:
         if not spans:
             return False
         depths, ends = self._look_up(spans)
-        worth = self._weigh(depths, ends)
+        worth = self._weigh(depths, ends, spans[-1].end)
         self._use(spans, depths)
         if not self._is_full:
             return False
@@ -76,13 +79,20 @@ class IntervalLearner:
 
     def worth(self, spans: Sequence[Span]) -> list[int]:
         """Return what a prompt could resume at, in tokens, under each candidate."""
-        return self._weigh(*self._look_up(spans))
+        return self._weigh(*self._look_up(spans), spans[-1].end)
 
-    def _weigh(self, depths: Sequence[int], ends: Sequence[int]) -> list[int]:
+    def _weigh(self, depths: Sequence[int], ends: Sequence[int], num_tokens: int) -> list[int]:
         return [
-            max(end, depth // interval * interval if interval else 0)
+            max(end, self._serves(depth, num_tokens) // interval * interval if interval else 0)
             for interval, depth, end in zip(self._candidates, depths, ends, strict=True)
         ]
+
+    def _serves(self, depth: int, num_tokens: int) -> int:
+        """Return how deep a grid's checkpoint may lie in a prompt that is known up to ``depth``.
+
+        One that goes on for less than the reach leaves a full checkpoint where it parts.
+        """
+        return depth if depth + self._reach <= num_tokens else max(0, depth - self._reach)
 
     def _look_up(self, spans: Sequence[Span]) -> tuple[list[int], list[int]]:
         """Return, for each candidate, the tokens it has rows of, and up to the deepest mark."""

@@ -30,13 +30,19 @@ class IntervalShadow:
     Args:
         interval: Tokens between two checkpoints; 0: none.
         weight: Of a checkpoint, in spans.
+        grid_weight: Of one of the grid; None: the same.
+        reach: Tokens by which a prompt goes on behind a grid's checkpoint that serves it.
     """
 
-    __slots__ = ("_interval", "_spans", "_used", "_weight", "is_full")
+    __slots__ = ("_grid_weight", "_interval", "_reach", "_spans", "_used", "_weight", "is_full")
 
-    def __init__(self, interval: int, weight: float) -> None:
+    def __init__(
+        self, interval: int, weight: float, grid_weight: float | None = None, reach: int = 0
+    ) -> None:
         self._interval = interval
         self._weight = weight
+        self._grid_weight = weight if grid_weight is None else grid_weight
+        self._reach = reach
         # Span -> checkpoints of the grid in it, whether a prompt ended there, whether some parted.
         self._spans: OrderedDict[int, tuple[int, bool, bool]] = OrderedDict()
         self._used = 0.0
@@ -54,12 +60,14 @@ class IntervalShadow:
         """
         held = self._spans
         matched = resumed = 0
+        furthest = spans[-1].end - self._reach
         for number, span in enumerate(spans, 1):
             found = held.get(span.key)
             if found is None:
                 break
             matched = number
-            if any(found):
+            grid, ends, parts = found
+            if ends or parts or (grid and span.end <= furthest):
                 resumed = number
         for span in reversed(spans[:matched]):
             held.move_to_end(span.key)
@@ -77,7 +85,7 @@ class IntervalShadow:
 
     def _weigh(self, found: tuple[int, bool, bool]) -> float:
         grid, ends, parts = found
-        return 1 + self._weight * (grid + (ends or parts))
+        return 1 + self._grid_weight * grid + self._weight * (ends or parts)
 
     def _add(self, spans: Sequence[Span], first: int) -> None:
         """Enter spans from ``first`` on, the last as the first to go."""
@@ -121,16 +129,25 @@ class LadderLearner:
         checkpoint_tokens: Tokens of dense rows that weigh as much as a checkpoint.
         step: Tokens whose multiples an interval must be.
         tokens_per_span: What a followed span stands for.
+        grid_tokens: Tokens of dense rows that a checkpoint of a grid weighs; None: as any other.
+        reach: Tokens by which a prompt goes on behind a grid's checkpoint that serves it.
     """
 
     def __init__(
-        self, capacity: int, checkpoint_tokens: float, step: int, tokens_per_span: int = SPAN_TOKENS
+        self,
+        capacity: int,
+        checkpoint_tokens: float,
+        step: int,
+        tokens_per_span: int = SPAN_TOKENS,
+        grid_tokens: float | None = None,
+        reach: int = 0,
     ) -> None:
         self._capacity = capacity
         self._tokens_per_span = tokens_per_span
         self._candidates = [n for n in CANDIDATES if n % step == 0]
         weight = checkpoint_tokens / tokens_per_span
-        self._shadows = [IntervalShadow(n, weight) for n in self._candidates]
+        grid = None if grid_tokens is None else grid_tokens / tokens_per_span
+        self._shadows = [IntervalShadow(n, weight, grid, reach) for n in self._candidates]
         least = _FIRST_WEIGHTS * checkpoint_tokens
         first = next((n for n in self._candidates if n >= least), 0)
         number = len(self._candidates)

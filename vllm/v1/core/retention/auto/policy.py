@@ -8,6 +8,7 @@ from vllm.v1.core.geometry import COARSE_TOKENS, CacheGeometry, GroupGeometry
 from vllm.v1.core.retention.auto.conversations import SupersedingLearner
 from vllm.v1.core.retention.auto.duel import Duel
 from vllm.v1.core.retention.auto.eviction import Rule, choose_victim
+from vllm.v1.core.retention.auto.full_ends import FullEnds
 from vllm.v1.core.retention.auto.interval import IntervalLearner
 from vllm.v1.core.retention.auto.ladder import LadderLearner
 from vllm.v1.core.retention.auto.returns import Returns
@@ -45,6 +46,9 @@ _TIERS = {
 }
 
 
+# What is marked may be gone on from at once, by a short message. Within such a part of the reach of
+# layers that leave rows out, a checkpoint for it costs a few percent of a long prompt.
+_NEAR_PART = 4
 # Of so many prompts, about one keeps its coarse checkpoint where they do not pay.
 _PROBES = 16
 
@@ -81,7 +85,7 @@ class AutoPolicy:
     deepest checkpoint.
 
     Owns: the duel of eviction rules, the learners of the interval and of what conversations give
-    up, the yields of spare kinds, the returns of coarse checkpoints.
+    up, the yields of spare kinds, the returns of coarse checkpoints, and what partial ones cost.
 
     Args:
         geometry: The model's groups.
@@ -95,6 +99,8 @@ class AutoPolicy:
         blocks_per_token = sum(1 / group.block_size for group in geometry.dense)
         self._capacity_tokens = int(num_blocks / blocks_per_token) if blocks_per_token else 0
         self._weight = sum(geometry.lean_blocks) / (blocks_per_token or 1.0)
+        # What an interval leaves inside prompts.
+        self._grid_weight = sum(geometry.partial_blocks) / (blocks_per_token or 1.0)
         self._geometry = geometry
         self.rebuild_tokens = geometry.rebuild_tokens
         self._is_heavy = _is_heavy(geometry)
@@ -105,20 +111,23 @@ class AutoPolicy:
         self._sampler = SpanSampler(self._geometry.unit, self._capacity_tokens)
         step = max(self._geometry.unit, self._geometry.lean)
         capacity = self._sampler.capacity
-        tokens = self._sampler.tokens_per_span
+        tokens, reach = self._sampler.tokens_per_span, self._geometry.lazy_reach
         weight = self._weight / tokens
         self._learner: IntervalLearner | LadderLearner
         self._conversations: SupersedingLearner | None = None
         if self._is_heavy:
             self.duel = Duel(capacity, weight)
-            self._learner = LadderLearner(capacity, self._weight, step, tokens)
+            self._learner = LadderLearner(
+                capacity, self._weight, step, tokens, self._grid_weight, reach
+            )
         else:
             rebuild = None if self.rebuild_tokens is None else self.rebuild_tokens / tokens
             self.duel = Duel(capacity)
-            self._learner = IntervalLearner(capacity, self._weight, step)
+            self._learner = IntervalLearner(capacity, self._grid_weight, step, reach)
             self._conversations = SupersedingLearner(capacity, weight, rebuild)
         self._yields = Yields()
-        self._returns = Returns(self._weight)
+        self._returns = Returns(self._weight, self._grid_weight / max(1.0, self._weight))
+        self._full_ends = FullEnds()
 
     @property
     def rule(self) -> Rule:
@@ -155,6 +164,15 @@ class AutoPolicy:
             not self._returns.has_coarse_failed or is_sampled(num_prompt_tokens, _PROBES)
         )
         return replay_boundaries(self._geometry, num_prompt_tokens, keeps_coarse=keeps_coarse)
+
+    def full_from(self, num_prompt_tokens: int, marks: Sequence[int]) -> int | None:
+        """Return where the end begins of which it pays to compute all layers, marks near it too."""
+        near = self._geometry.lazy_reach // _NEAR_PART
+        behind = [num_prompt_tokens - mark for mark in marks]
+        length = max(self._full_ends.length, *(own for own in behind if own <= near), 0)
+        if not length or length >= num_prompt_tokens:
+            return None
+        return self._geometry.floor_lean(num_prompt_tokens - length)
 
     def junction_boundaries(self, position: int) -> tuple[int, ...]:
         """Return the junction and its lean boundary."""
@@ -231,10 +249,12 @@ class AutoPolicy:
         others = replay_boundaries(geometry, num_prompt_tokens, keeps_coarse=False)
         return ASKED_FOR if position in others else COARSE
 
-    def note_made(self, kind: int) -> bool:
+    def note_made(self, kind: int, *, is_partial: bool = False) -> bool:
         """Count a checkpoint by its kind."""
         if kind < 0:
-            self._returns.note_made(kind)
+            self._returns.note_made(kind, is_partial=is_partial)
+        else:
+            self._full_ends.note_made(kind)
         self._yields.note_made(kind)
         return kind >= 0 and self._yields.is_promising(kind)
 
@@ -246,6 +266,13 @@ class AutoPolicy:
         did_pay = kind < 0 or self._yields.is_promising(kind)
         self._yields.note_hit(kind)
         return not did_pay and self._yields.is_promising(kind)
+
+    def note_need(
+        self, kind: int | None, num_behind: int, num_lost: int, *, is_partial: bool
+    ) -> None:
+        """Count it for spare checkpoints: the others hold the rows of all layers once asked to."""
+        if kind is not None and kind >= 0:
+            self._full_ends.note_need(kind, num_behind, num_lost, is_partial=is_partial)
 
     def stats(self, spare_share: float, proven_share: float) -> CachePolicyStats | None:
         """Return rule and interval in force."""

@@ -21,12 +21,22 @@ class Returns:
 
     Args:
         checkpoint_tokens: Tokens of dense rows that weigh as much as a checkpoint.
+        partial_share: The part of this that one weighs which lacks the rows of some layers.
     """
 
-    __slots__ = ("_coarse_hit", "_coarse_made", "_hit", "_made", "_prompt", "_weight")
+    __slots__ = (
+        "_coarse_hit",
+        "_coarse_made",
+        "_hit",
+        "_made",
+        "_partial_share",
+        "_prompt",
+        "_weight",
+    )
 
-    def __init__(self, checkpoint_tokens: float) -> None:
+    def __init__(self, checkpoint_tokens: float, partial_share: float = 1.0) -> None:
         self._weight = checkpoint_tokens
+        self._partial_share = partial_share
         self._prompt = self._hit = self._coarse_hit = 0.0
         self._made = self._coarse_made = 0.0
 
@@ -34,10 +44,11 @@ class Returns:
         """Count an admitted prompt."""
         self._prompt += num_tokens
 
-    def note_made(self, kind: int) -> None:
-        """Count a checkpoint that somebody asked for."""
-        self._made += 1
-        self._coarse_made += kind == COARSE
+    def note_made(self, kind: int, *, is_partial: bool = False) -> None:
+        """Count a checkpoint that somebody asked for, a partial one as what it weighs."""
+        share = self._partial_share if is_partial else 1.0
+        self._made += share
+        self._coarse_made += share * (kind == COARSE)
         if self._made >= _MEMORY:
             self._prompt /= 2
             self._hit /= 2

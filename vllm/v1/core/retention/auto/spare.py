@@ -30,19 +30,21 @@ def spare_boundaries(geometry: CacheGeometry, step: PrefillStep) -> Sequence[Spa
         Lean boundaries of the step, those near the prompt's end before those of the grid.
     """
     room = step.num_blocks - int(step.pool_size * _RESERVED_SHARE)
-    cost = sum(geometry.lean_blocks)
-    if not cost:
+    full_cost, partial_cost = sum(geometry.lean_blocks), sum(geometry.partial_blocks)
+    if not full_cost:
         return ()
     ends: list[int] = []
-    num_most = (room + step.num_spare_blocks) // cost
+    left = room + step.num_spare_blocks
     num_tokens = step.num_prompt_tokens
     for position in (*step.marks, *_positions_below(geometry, num_tokens)):
-        if len(ends) >= num_most:
-            break
         place = geometry.floor_lean(position)
         if step.start < place <= step.end and place not in step.taken and place not in ends:
+            left -= full_cost if place >= step.full_from else partial_cost
+            if left < 0:
+                break
             ends.append(place)
-    most = int(room * _GRID_SHARE) // cost
+    is_partial = step.start < step.full_from and partial_cost > 0
+    most = int(room * _GRID_SHARE) // (partial_cost if is_partial else full_cost)
     grid = _grid(_FINEST_GRID * geometry.coarse, step.start, step.end, most)
     fillers = (place for place in grid if place not in step.taken and place not in ends)
     return (
