@@ -605,14 +605,17 @@ void decoder_draft(ThreadPool& pool, Workspace& space, const vn_decoder_drafter&
   const vn_decoder_model& m = drafter.block;
   const int64_t d = m.hidden_size, t = step.num_tokens;
   float* joined = space.embedded.take(t * 2 * d);
-  for_rows(pool, t, 10 * d, [&](int64_t row) {
+  for_rows(pool, t, 2 * d, [&](int64_t row) {
     float* own = joined + row * 2 * d;
-    if (drafter.skips_first != 0 && step.positions[row] == 0) {
-      std::fill_n(own, d, 0.0f);
-    } else {
-      decode_matrix_row(m.embed, step.token_ids[row], own);
-      for (int64_t i = 0; i < d; ++i) own[i] *= m.embedding_scale;
-    }
+    decode_matrix_row(m.embed, step.token_ids[row], own);
+    for (int64_t i = 0; i < d; ++i) own[i] *= m.embedding_scale;
+  });
+  for (int64_t i = 0; i < step.num_soft; ++i) {
+    std::memcpy(joined + step.soft_rows[i] * 2 * d, step.soft_values + i * d, sizeof(float) * d);
+  }
+  for_rows(pool, t, 8 * d, [&](int64_t row) {
+    float* own = joined + row * 2 * d;
+    if (drafter.skips_first != 0 && step.positions[row] == 0) std::fill_n(own, d, 0.0f);
     rms_norm(own, drafter.embedding_norm, 1.0f, d, m.norm_eps, own);
     rms_norm(streams + row * d, drafter.stream_norm, 1.0f, d, m.norm_eps, own + d);
   });

@@ -1,5 +1,6 @@
 """Pictures from a chat's bytes to its answer, on tiny models: transformers' own answers."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,13 +22,15 @@ from tests.model_executor.towers.checkpoints import (
 )
 from tests.tokenizers.family_tokenizers import byte_level
 from vllm import LLM, SamplingParams
-from vllm.entrypoints.image_setup import make_image_input
+from vllm.entrypoints.cli.main import main
 from vllm.exceptions import ConfigError, UnsupportedFeatureError, UserInputError
 from vllm.multimodal.decode import resize
 from vllm.multimodal.image_input import ImageInput
 from vllm.multimodal.reader import GivenImage
 from vllm.tokenizers import Tokenizer
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.engine_args import EngineArgs
+from vllm.v1.engine.image_setup import make_image_input
 
 _UNIT = 16
 _QUESTION = {"type": "text", "text": "What is this, and where?"}
@@ -221,3 +224,89 @@ def test_a_model_without_its_eyes_says_why(seeing: Seeing) -> None:
             image_input(**fields).check(given)
     with pytest.raises(ConfigError, match="--mm-processor-kwargs"):
         image_input(mm_processor_kwargs={"crops": 3})
+
+
+def test_asyncllm_reads_pictures_too(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seeing.family != "qwen35":
+        pytest.skip("the same code for all")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    pixels = picture(8, 100, 70)
+    expected = seeing.chat(_pil(pixels), _QUESTION)
+    text = (
+        f"<|im_start|>user\n{_SHOWN[seeing.family]}{_QUESTION['text']}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    folder = seeing.llm.llm_engine.vllm_config.model_config.path
+    args = EngineArgs(
+        str(folder),
+        block_size=_UNIT,
+        max_model_len=2048,
+        kv_cache_memory_bytes=64 << 20,
+    )
+
+    async def ask(prompt: Any, **options: Any) -> Any:
+        async for output in engine.generate(prompt, _GREEDY, str(len(seen)), **options):
+            last = output
+        seen.append(last)
+        return last
+
+    async def run() -> None:
+        first = await ask({"prompt": text, "multi_modal_data": {"image": pixels}})
+        assert first.prompt_token_ids == expected.prompt_token_ids
+        assert first.outputs[0].token_ids == expected.outputs[0].token_ids
+        again = await ask({"prompt": text, "multi_modal_data": {"image": [url_of(pixels)]}})
+        assert again.num_cached_tokens > 0
+        salted = {"prompt": text, "multi_modal_data": {"image": pixels}}
+        assert (await ask(salted, cache_salt="mine")).num_cached_tokens == 0
+        broken = {"image": url_of(pixels)[:222]}
+        with pytest.raises(UserInputError, match=r"multi_modal_data.image\[0\] cannot be decoded"):
+            await ask({"prompt": text, "multi_modal_data": broken})
+
+    seen: list[Any] = []
+    engine = AsyncLLM.from_engine_args(args)
+    try:
+        asyncio.run(run())
+    finally:
+        engine.shutdown()
+
+
+def test_several_workers_answer_as_one(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a tower of its own, and the first says when a picture is made."""
+    if seeing.family != "gemma3":
+        pytest.skip("both ways: the harder case")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    pixels = picture(9, 100, 70)
+    folder = seeing.llm.llm_engine.vllm_config.model_config.path
+    with LLM(
+        str(folder),
+        block_size=_UNIT,
+        max_model_len=2048,
+        kv_cache_memory_bytes=64 << 20,
+        tensor_parallel_size=2,
+    ) as llm:
+        workers = Seeing(seeing.family, llm, seeing.reference)
+        workers.check(workers.chat(_pil(pixels), _QUESTION), pixels)
+        again = workers.chat(_pil(pixels), _OTHER)
+        assert again.num_cached_tokens > 0
+        workers.check(again, pixels)
+
+
+def test_a_prompt_with_pictures_is_rendered(
+    seeing: Seeing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels = picture(10, 200, 150)
+    chat = seeing.chat(_pil(pixels), _QUESTION)
+    parts = [{"type": "image_url", "image_url": {"url": url_of(pixels)}}, _QUESTION]
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps({"messages": [{"role": "user", "content": parts}]}))
+    folder = str(seeing.llm.llm_engine.vllm_config.model_config.path)
+    settings = json.dumps(_SMALL.get(seeing.family, {}))
+    flags = ["render", "--model", folder, "--mm-processor-kwargs", settings, str(body)]
+    assert main([*flags, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["num_tokens"] == len(chat.prompt_token_ids)
+    (place,) = shown["images"]
+    assert place["token"] == chat.prompt_token_ids.index(IMAGE_ID)
+    assert place["num_tokens"] == chat.prompt_token_ids.count(IMAGE_ID)
+    assert main(flags) == 0
+    assert f"tokens {place['token']} to" in capsys.readouterr().out

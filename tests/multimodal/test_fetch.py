@@ -192,5 +192,21 @@ def test_public_addresses_are_told_from_all_others() -> None:
     assert [address for address in others if is_public(address)] == []
 
 
+def test_a_name_that_is_slow_to_resolve_is_given_up() -> None:
+    """The system's own call waits for half a minute, and is in nobody's hands."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def resolve(host: str, port: int) -> list[str]:
+        asked.set()
+        goes_on.wait(60)
+        return ["127.0.0.1"]
+
+    fetcher = _fetcher(resolve=resolve, timeout_s=0.05)
+    with pytest.raises(UserInputError, match="not here within"):
+        fetcher.fetch(f"http://{_HOST}/a.png")
+    assert asked.is_set()
+    goes_on.set()
+
+
 def test_names_of_this_machine_resolve() -> None:
     assert "127.0.0.1" in resolve("127.0.0.1", 80)

@@ -12,6 +12,7 @@ from vllm.exceptions import ConfigError
 
 _GROUP = "images"
 DEFAULT_MAX_IMAGES = 16
+DEFAULT_ENCODER_DISK_SIZE = "4GiB"
 _MODALITIES = ("image", "video", "audio")
 _IO_SETTINGS = ("rgba_background_color", "max_pixels")
 
@@ -91,6 +92,27 @@ class MultiModalConfig:
         "Leave the model's eyes out: pictures are refused, and their weights are not there.",
         group=_GROUP,
     )
+    mmproj: str | None = option(
+        None,
+        "GGUF file of the tower for pictures (mmproj-*.gguf), where the model is a GGUF file.",
+        group=_GROUP,
+        metavar="FILE",
+        more="See `docs/images.md`.",
+    )
+    mm_encoder_cache_dir: str | None = option(
+        None,
+        "Folder that keeps what towers made of pictures, so that one seen before costs no tower "
+        "after a restart. Default: none.",
+        group=_GROUP,
+        metavar="DIR",
+        more="See `docs/images.md`.",
+    )
+    mm_encoder_cache_disk_size: str = option(
+        DEFAULT_ENCODER_DISK_SIZE,
+        "What the files of --mm-encoder-cache-dir may take.",
+        group=_GROUP,
+        metavar="SIZE",
+    )
     mm_processor_cache_gb: float = option(
         0.25,
         "GiB of resized pictures that each server process keeps, so that a conversation's older "
@@ -107,6 +129,12 @@ class MultiModalConfig:
         object.__setattr__(self, "allowed_media_domains", hosts)
         self._check_limits()
         self._check_io()
+        is_sized = self.mm_encoder_cache_disk_size != DEFAULT_ENCODER_DISK_SIZE
+        if is_sized and self.mm_encoder_cache_dir is None:
+            raise ConfigError(
+                f"mm_encoder_cache_disk_size={self.mm_encoder_cache_disk_size!r} is about a "
+                "folder, but there is none: set --mm-encoder-cache-dir."
+            )
         folder = self.allowed_local_media_path
         if folder and not Path(folder).is_dir():
             raise ConfigError(f"allowed_local_media_path={folder!r} is no folder.")

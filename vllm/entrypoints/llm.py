@@ -11,9 +11,6 @@ from typing import Any, Self, cast
 import msgspec
 
 from vllm.entrypoints.foreign_arguments import take_engine_arguments
-from vllm.entrypoints.given_images import check_roles, take_pictures
-from vllm.entrypoints.image_prompts import IMAGE_FIELDS, place_images, read_prompt_images
-from vllm.entrypoints.image_setup import make_image_input
 from vllm.entrypoints.pooling.find_plan import find_plan
 from vllm.entrypoints.pooling.vectors import read_rows
 from vllm.entrypoints.progress import PromptProgress, UseTqdm
@@ -23,11 +20,11 @@ from vllm.logger import setup_logging
 from vllm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import ChatEncoder, ChatOptions, Tokenizer, make_chat_encoder
-from vllm.tokenizers.chat_messages import ChatImages
 from vllm.tokenizers.chat_tokenizer import ChatTokenizer
 from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.engine.shown_chats import find_pictures, show
 from vllm.v1.engine.submission import Submission
 from vllm.v1.metrics.reader import Metric
 from vllm.v1.request_options import RequestOptions
@@ -82,7 +79,7 @@ class LLM:
         self._keeps_billing_line = keep_billing_line
         self._encoders: dict[str | None, ChatEncoder] = {}
         self._request_ids = itertools.count()
-        self._images = make_image_input(self.llm_engine.vllm_config)
+        self._images = self.llm_engine.images
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +116,7 @@ class LLM:
         Raises:
             UserInputError: A prompt or parameter is wrong; then none is answered.
         """
-        items = [self._with_pictures(item) for item in _as_prompts(prompts)]
+        items = _as_prompts(prompts)
         params = self._params_for(items, sampling_params)
         if priority is not None and len(priority) != len(items):
             raise UserInputError(
@@ -128,26 +125,6 @@ class LLM:
             )
         options = [RequestOptions(priority=value) for value in priority or [0] * len(items)]
         return self._answer(items, params, options, use_tqdm)
-
-    def _with_pictures(self, prompt: PromptType) -> PromptType:
-        """Return a prompt whose ``multi_modal_data`` is read and has its places in the tokens."""
-        if not isinstance(prompt, Mapping) or not any(prompt.get(f) for f in IMAGE_FIELDS):
-            return prompt
-        fields = dict(prompt)
-        data, uuids, settings = (cast(Any, fields.pop(name, None)) for name in IMAGE_FIELDS)
-        given = read_prompt_images(data, uuids, from_program=True)
-        read = self._images.read_now(given, settings, str(fields.get("cache_salt") or ""))
-        family = self._images.family
-        if family is None or not read:
-            return cast(PromptType, fields)
-        text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
-        token_ids, images = place_images(
-            cast(str, text) if ids is None else cast(Sequence[int], ids),
-            read,
-            family,
-            self._require_tokenizer(),
-        )
-        return cast(PromptType, {**fields, "prompt_token_ids": token_ids, "images": images})
 
     def _answer(
         self,
@@ -221,19 +198,14 @@ class LLM:
         options: ChatOptions,
         settings: Mapping[str, Any] | None,
     ) -> TokensPrompt:
-        pictures = take_pictures(chat, from_program=True)
-        family = self._images.family
-        read = self._images.read_now(pictures.given, settings)
-        if family is not None and read:
-            check_roles(pictures, encoder.image_roles(family.text.marker))
-            counts = [image.size.num_tokens for image in read]
-            images = ChatImages(family.text, family.placeholder_id, counts)
-            options = dataclasses.replace(options, images=images)
-        encoded = encoder.encode_chat(pictures.refer(read), options)
+        pictures = find_pictures(chat, self._images, encoder, from_program=True)
+        shown = show(pictures, self._images.read_now(pictures.given, settings), self._images)
+        options = dataclasses.replace(options, images=shown.images)
+        encoded = encoder.encode_chat(shown.messages, options)
         return TokensPrompt(
             prompt_token_ids=encoded.token_ids,
             prompt=encoded.text,
-            images=[read[index].at(offset) for index, offset in encoded.image_offsets],
+            images=[shown.read[index].at(offset) for index, offset in encoded.image_offsets],
         )
 
     def embed(

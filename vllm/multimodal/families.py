@@ -24,6 +24,10 @@ DETAILS = ("auto", "low", "high", "original")
 # Soft tokens that Gemma 4 was trained with.
 GEMMA4_BUDGETS = (70, 140, 280, 560, 1120)
 _SETTINGS = "mm_processor_kwargs"
+# What some family knows in them.
+KNOWN_SETTINGS = frozenset(
+    ("do_pan_and_scan", "max_soft_tokens", "min_pixels", "max_pixels", "size")
+)
 _QWEN_MAX_RATIO = 200
 # Soft tokens of a picture of low detail.
 _GEMMA4_LOW, _QWEN_LOW = 70, 256

@@ -20,6 +20,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,6 +33,8 @@ logger = init_logger(__name__)
 _MAX_REDIRECTS = 3
 _TIMEOUT_S = 5.0
 _CHUNK_BYTES = 1 << 16
+# Names that are looked up at a time, those whose fetch has given up included.
+_MAX_RESOLVING = 16
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -81,6 +84,41 @@ def is_public(address: str) -> bool:
     return parsed.is_global and not parsed.is_multicast and not parsed.is_unspecified
 
 
+class _Resolver:
+    """Asks for addresses, and waits no longer than it may: the system's own call has no end.
+
+    Owns: the threads that are still asking, of which there are so many at most.
+
+    Args:
+        resolve: Returns the addresses of a host and port; waits.
+    """
+
+    def __init__(self, resolve: Callable[[str, int], Sequence[str]]) -> None:
+        self._resolve = resolve
+        self._free = threading.BoundedSemaphore(_MAX_RESOLVING)
+
+    def find(self, host: str, port: int, deadline: float) -> Sequence[str]:
+        """Return the addresses of a host.
+
+        Raises:
+            OSError: It has none, or they are not here in time.
+        """
+        if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TimeoutError("names are slow")
+        answer: Future[Sequence[str]] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._resolve(host, port))
+            except (OSError, UnicodeError) as error:
+                answer.set_exception(error)
+            finally:
+                self._free.release()
+
+        threading.Thread(target=ask, name="resolves", daemon=True).start()
+        return answer.result(max(0.0, deadline - time.monotonic()))
+
+
 class ImageFetcher:
     """Fetches pictures from the hosts that an operator lists.
 
@@ -100,7 +138,7 @@ class ImageFetcher:
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
-        self._resolve = resolve
+        self._resolver = _Resolver(resolve)
         self._allows = allows
         self._timeout_s = timeout_s
 
@@ -159,7 +197,7 @@ class ImageFetcher:
 
     def _get(self, place: _Place, deadline: float) -> bytes | str:
         """What one host answers: a body, or where to look instead."""
-        addresses = self._resolve(place.host, place.port)
+        addresses = self._resolver.find(place.host, place.port, deadline)
         if not addresses or not all(map(self._allows, addresses)):
             raise _RefusedError(f"{place.host} is not public: {addresses}")
         left = deadline - time.monotonic()

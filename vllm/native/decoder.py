@@ -195,6 +195,7 @@ class NativeDecoder:
         positions: torch.Tensor,
         meta: NativeTables,
         kv_caches: Mapping[str, torch.Tensor],
+        pictures: StepPictures | None = None,
     ) -> torch.Tensor:
         """Return the normed output ``[T, D]`` of the block that drafts.
 
@@ -206,6 +207,8 @@ class NativeDecoder:
         output = torch.empty_like(streams)
         if len(positions):
             step = make_step(next_token_ids, positions, meta)
+            if pictures is not None:
+                put_pictures(step, pictures, self._model.config.hidden_size)
             self._context.decoder_draft(self._drafter, step, streams, output)
         return output
 

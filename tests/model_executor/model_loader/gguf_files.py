@@ -237,11 +237,15 @@ def write_recurrent_keys(writer: gguf.GGUFWriter, raw: dict[str, Any]) -> None:
     writer.add_ssm_time_step_rank(raw["linear_num_value_heads"])
     writer.add_ssm_inner_size(values)
     writer.add_full_attention_interval(4)
+    kinds = raw.get("layer_types", ())
+    if any((kind == "full_attention") == bool((i + 1) % 4) for i, kind in enumerate(kinds)):
+        listed = [kind == "linear_attention" for kind in kinds]
+        writer.add_array(f"{writer.arch}.attention.recurrent_layers", listed)
     if raw.get("mtp_num_hidden_layers"):
         writer.add_nextn_predict_layers(1)
     rope = raw["rope_parameters"]
     writer.add_rope_dimension_count(int(raw["head_dim"] * rope["partial_rotary_factor"]))
-    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    writer.add_rope_dimension_sections([*rope.get("mrope_section", (2, 1, 1)), 0])
     if "shared_expert_intermediate_size" in raw:
         writer.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
 
@@ -303,6 +307,7 @@ def write_gguf(
     path: Path,
     kinds: list[Type],
     tokenizer: Tokenizer | None = None,
+    tokens: list[str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Writes a model's file, its matrices in turn in the types; returns the twin's tensors."""
     writer = gguf.GGUFWriter(path, ARCHITECTURES[family])
@@ -310,7 +315,7 @@ def write_gguf(
     if tokenizer is not None:
         write_tokenizer(writer, tokenizer, raw["vocab_size"])
     else:
-        writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
+        writer.add_token_list(tokens or [f"<{i}>" for i in range(raw["vocab_size"])])
     twin: dict[str, torch.Tensor] = {}
     for index, (name, value) in enumerate(state.items()):
         kind = kinds[index % len(kinds)]

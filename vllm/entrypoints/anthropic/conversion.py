@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from vllm.entrypoints.given_images import read_image_part
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.multimodal.reader import GivenImage
 from vllm.multimodal.sources import Origin
 from vllm.tokenizers.breakpoints import Breakpoint, read_cache_control
+from vllm.tokenizers.given_images import read_image_part
 from vllm.tokenizers.tool_calls import read_arguments
 
 MAX_BREAKPOINTS = 4

@@ -25,11 +25,13 @@ class ChatBody:
         messages: Of the chat.
         options: Of its prompt.
         breakpoints: Places that the client marked.
+        moves_results: Whether pictures in results of calls may go into a question behind them.
     """
 
     messages: Sequence[Mapping[str, Any]]
     options: ChatOptions
     breakpoints: Sequence[Breakpoint] = ()
+    moves_results: bool = False
 
 
 def _guess_api(body: Mapping[str, Any]) -> str:
@@ -71,7 +73,7 @@ def read_chat(body: Mapping[str, Any], api: str | None = None) -> ChatBody:
             template_kwargs={"thinking": is_on, "enable_thinking": is_on, **kwargs},
             tools=parse_tools(convert_tools(body.get("tools"))),
         )
-        return ChatBody(converted.messages, options, converted.breakpoints)
+        return ChatBody(converted.messages, options, converted.breakpoints, moves_results=True)
     if api == "responses":
         items = read_input(body.get("input") or [], _find_nothing)
         made, breakpoints, _ = make_chat(items, body.get("instructions"))
@@ -80,7 +82,7 @@ def read_chat(body: Mapping[str, Any], api: str | None = None) -> ChatBody:
             template_kwargs=kwargs,
             tools=parse_tools(chat_tools(body.get("tools")).functions),
         )
-        return ChatBody(made, options, breakpoints)
+        return ChatBody(made, options, breakpoints, moves_results=True)
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise UserInputError("The body has no messages.", "messages")

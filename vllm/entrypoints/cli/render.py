@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from vllm.exceptions import UserInputError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.tokenizers import ChatEncoder, ChatPrompt, Tokenizer, make_chat_encoder
 from vllm.tokenizers.breakpoints import find_breakpoints
+from vllm.v1.engine.image_setup import make_images_alone
+from vllm.v1.engine.shown_chats import ShownChat, find_pictures, show
 
 if TYPE_CHECKING:
     from vllm.entrypoints.cli.chat_bodies import ChatBody
@@ -33,6 +35,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--api", choices=_APIS, help="Whose body it is (default: as it looks).")
     parser.add_argument("--chat-template", metavar="TEMPLATE", help="As vllm serve takes it.")
     parser.add_argument("--keep-billing-line", action="store_true", help="As vllm serve takes it.")
+    parser.add_argument("--mmproj", metavar="FILE", help="As vllm serve takes it.")
+    parser.add_argument(
+        "--mm-processor-kwargs", metavar="JSON", type=json.loads, help="As vllm serve takes it."
+    )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     parser.set_defaults(run=run)
 
@@ -46,21 +52,25 @@ def run(args: argparse.Namespace) -> int:
     # The bodies of the APIs bring a web framework, for which no other command shall wait.
     from vllm.entrypoints.cli.chat_bodies import read_chat  # noqa: PLC0415
 
-    chat = read_chat(_read_body(args.body), args.api)
+    body = _read_body(args.body)
+    chat = read_chat(body, args.api)
     path = resolve_checkpoint(args.model, with_weights=False).path
     tokenizer = Tokenizer.from_folder(path)
+    config = read_hf_config(path, mmproj=args.mmproj)
     encoder = make_chat_encoder(
-        read_hf_config(path),
-        tokenizer,
-        args.chat_template,
-        keeps_billing_line=args.keep_billing_line,
+        config, tokenizer, args.chat_template, keeps_billing_line=args.keep_billing_line
     )
+    images = make_images_alone(config, args.mm_processor_kwargs or {})
+    pictures = find_pictures(chat.messages, images, encoder, moves_results=chat.moves_results)
+    shown = show(pictures, images.read_now(pictures.given, body.get("mm_processor_kwargs")), images)
+    options = replace(chat.options, images=shown.images)
+    chat = replace(chat, messages=shown.messages, options=options)
     prompt = encoder.encode_chat(chat.messages, chat.options)
     places = _find_places(encoder, chat, prompt)
     if args.json:
-        print(json.dumps(_as_json(prompt, places), ensure_ascii=False, indent=2))
+        print(json.dumps(_as_json(prompt, places, shown), ensure_ascii=False, indent=2))
     else:
-        _print(tokenizer, prompt, places)
+        _print(tokenizer, prompt, places, shown)
     return 0
 
 
@@ -97,7 +107,7 @@ def _find_places(encoder: ChatEncoder, chat: "ChatBody", prompt: ChatPrompt) -> 
     return sorted(places, key=lambda place: place.token)
 
 
-def _as_json(prompt: ChatPrompt, places: Sequence[_Place]) -> dict[str, Any]:
+def _as_json(prompt: ChatPrompt, places: Sequence[_Place], shown: ShownChat) -> dict[str, Any]:
     return {
         "prompt": prompt.text,
         "num_tokens": len(prompt.token_ids),
@@ -109,19 +119,34 @@ def _as_json(prompt: ChatPrompt, places: Sequence[_Place]) -> dict[str, Any]:
             }
             for place in places
         ],
+        "images": [
+            {
+                "token": at,
+                "num_tokens": shown.read[index].size.num_tokens,
+                "width": shown.read[index].size.width,
+                "height": shown.read[index].size.height,
+            }
+            for index, at in prompt.image_offsets
+        ],
         "joined": prompt.joined,
         "left_out_billing_line": prompt.left_out_billing_line,
         "in_reasoning": prompt.in_reasoning,
     }
 
 
-def _print(tokenizer: Tokenizer, prompt: ChatPrompt, places: Sequence[_Place]) -> None:
+def _print(
+    tokenizer: Tokenizer, prompt: ChatPrompt, places: Sequence[_Place], shown: ShownChat
+) -> None:
     begins = "inside the reasoning" if prompt.in_reasoning else "outside of reasoning"
     print(f"tokens    {len(prompt.token_ids)}; the answer begins {begins}")
     for joined in prompt.joined:
         print(f"joined    messages {', '.join(map(str, joined))} (the first is 0)")
     if prompt.left_out_billing_line:
         print("left out  the billing line of the first system text")
+    for index, at in prompt.image_offsets:
+        size = shown.read[index].size
+        end = at + size.num_tokens
+        print(f"picture   tokens {at} to {end - 1}, read as {size.width} x {size.height}")
     print("prompt")
     begin = 0
     for place in places:

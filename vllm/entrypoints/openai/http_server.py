@@ -21,7 +21,6 @@ from fastapi import FastAPI
 from vllm.config import VllmConfig
 from vllm.entrypoints.batch.folder_lock import ALONE, BatchSeat
 from vllm.entrypoints.batch.wiring import batches_stopped, start_batches
-from vllm.entrypoints.image_setup import make_image_input
 from vllm.entrypoints.openai.app import build_app, list_routes
 from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.context import ServingContext, make_served_model
@@ -46,6 +45,7 @@ from vllm.tokenizers.chat_encoder import NoChatEncoder, find_templates
 from vllm.utils.large_blocks import return_large_blocks
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.client import AsyncEngineCoreHandle
+from vllm.v1.engine.image_setup import make_image_input
 from vllm.v1.engine.wire import KVCacheInfo, Ready
 from vllm.v1.metrics.loggers import StatLogger
 from vllm.v1.metrics.prometheus import add_process_metrics

@@ -10,13 +10,11 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vllm.entrypoints.image_prompts import place_images, read_prompt_images
 from vllm.entrypoints.openai.context import ServingContext
 from vllm.entrypoints.openai.echoed_text import EchoedText
 from vllm.entrypoints.openai.engine_stream import EngineStream
 from vllm.entrypoints.openai.field_names import fields_named
 from vllm.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs_json
-from vllm.entrypoints.openai.pipeline.images import scope_of
 from vllm.entrypoints.openai.prompts import (
     TokenizedPrompt,
     split_prompts,
@@ -46,6 +44,7 @@ from vllm.entrypoints.openai.usage import UsageCounter
 from vllm.exceptions import UserInputError
 from vllm.outputs import CompletionOutput, PromptLogprobs
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.image_prompts import place_images, read_prompt_images, scope_of
 
 _DEFAULT_MAX_TOKENS = 16
 

@@ -7,6 +7,7 @@ from typing import Any
 from vllm.exceptions import ConfigError, UnsupportedModelError
 from vllm.model_executor.model_loader.gguf_architectures import Architecture, find_architecture
 from vllm.model_executor.model_loader.gguf_keys import Keys
+from vllm.model_executor.towers.mmproj import add_mmproj
 from vllm.utils.gguf_file import GgufFile, read_gguf
 
 _UNNUMBERED = "mtp.0.e_proj.weight"
@@ -19,12 +20,15 @@ _SPELLED_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|return|>", "<ï½
 _CONTROL = 3
 
 
-def read_gguf_config(path: str | Path, drafts: str | Path | None = None) -> dict[str, Any]:
+def read_gguf_config(
+    path: str | Path, drafts: str | Path | None = None, mmproj: str | Path | None = None
+) -> dict[str, Any]:
     """Return what a file's config.json would say.
 
     Args:
         path: The file.
         drafts: The file of a block that drafts, if it has one of its own.
+        mmproj: The file of its tower for pictures, if it has one.
 
     Raises:
         CheckpointError: A file is broken.
@@ -58,6 +62,8 @@ def read_gguf_config(path: str | Path, drafts: str | Path | None = None) -> dict
     if own.drafts is not None:
         count = int(drafts is not None or _has_drafts(file, own))
         config.get("text_config", config)[own.drafts.count] = count
+    if mmproj is not None:
+        config = add_mmproj(config, file.keys.get("tokenizer.ggml.tokens"), mmproj)
     return config
 
 

@@ -120,7 +120,7 @@ class _Names:
         if len(names) == 1:
             yield self._take(tensor, names[0])
             return
-        whole = _describe(tensor, tensor.name)
+        whole = describe_tensor(tensor, tensor.name)
         rows, row_items = whole.shape
         if tensor.shape[-1] // 2 % tensor.type.size:
             raise CheckpointError(
@@ -162,7 +162,7 @@ class _Names:
             yield self._take(tensor, tensor.name)
 
     def _take(self, tensor: GgufTensor, name: str, *, is_numbers: bool = False) -> Entry:
-        stored = _describe(tensor, name)
+        stored = describe_tensor(tensor, name)
         if stored.dtype == "U8":
             if not is_numbers:
                 return tensor, stored
@@ -179,7 +179,7 @@ class _Names:
 
     def _cut(self, tensor: GgufTensor, prefix: str, cut: Cut) -> Iterator[Entry]:
         """Yields the matrices that one of the file is."""
-        whole = _describe(tensor, tensor.name)
+        whole = describe_tensor(tensor, tensor.name)
         parts = cut.find_rows(find_keys(self._file), whole.shape[0])
         for name, rows in zip(cut.names, parts, strict=True):
             yield (
@@ -211,7 +211,7 @@ class _Names:
                 f"{keys.file}: {keys.name} and {other} have the sizes {list(shapes[0])} and "
                 f"{list(shapes[1])}, not [heads, rank, keys] and [heads, values, rank]."
             )
-        sources = tuple(_describe(tensor, tensor.name) for tensor in (keys, values))
+        sources = tuple(describe_tensor(tensor, tensor.name) for tensor in (keys, values))
         heads, rank, key_dim = shapes[0]
         stored = replace(
             sources[0],
@@ -234,14 +234,14 @@ class _Names:
                     yield tensor, StoredTensor(full, (1,), "F32", tensor.file, offset, 4)
             return
         if leaf == "bias":
-            yield tensor, _describe(tensor, f"{prefix}.{leaves[0]}_bias")
+            yield tensor, describe_tensor(tensor, f"{prefix}.{leaves[0]}_bias")
             return
         if len(tensor.shape) != 3 or not tensor.shape[0] or tensor.shape[1] % len(leaves):
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} has the sizes {list(tensor.shape)}, not "
                 "those of [experts, rows, columns]."
             )
-        whole = _describe(tensor, tensor.name)
+        whole = describe_tensor(tensor, tensor.name)
         num_rows = tensor.shape[1] // len(leaves)
         each = tensor.num_bytes // tensor.shape[0] // len(leaves)
         for index in range(tensor.shape[0] * len(leaves)):
@@ -323,7 +323,8 @@ def decode_blocks(type_name: str, blocks: torch.Tensor, name: str) -> torch.Tens
     return values
 
 
-def _describe(tensor: GgufTensor, name: str) -> StoredTensor:
+def describe_tensor(tensor: GgufTensor, name: str) -> StoredTensor:
+    """Return a tensor as it lies in its file: blocks are rows of bytes (U8)."""
     shape, block = tensor.shape, tensor.type
     if block.size == 1:
         return StoredTensor(name, shape, block.name, tensor.file, tensor.offset, tensor.num_bytes)

@@ -141,6 +141,10 @@ def read_gemma4(keys: Keys) -> dict[str, Any]:
         "rope_parameters": _read_gemma4_ropes(keys),
         **_read_gemma4_widths(keys, first_sharing),
         **_read_layer_inputs(keys),
+        # No key says so: pictures are causal in the models that have inputs of layers.
+        "use_bidirectional_attention": None
+        if keys.count("embedding_length_per_layer_input")
+        else "vision",
     }
     if keys.count("expert_count"):
         config["enable_moe_block"] = True
@@ -214,11 +218,18 @@ def read_qwen35(keys: Keys) -> dict[str, Any]:
             "rope_type": "default",
             "rope_theta": keys.number("rope.freq_base", _DEFAULT_THETA),
             "partial_rotary_factor": turned / head_dim,
+            **_read_sections(keys),
         },
         "linear_num_value_heads": value_heads,
         "linear_value_head_dim": values // value_heads,
         **_read_recurrent_layers(keys),
     }
+
+
+def _read_sections(keys: Keys) -> dict[str, Any]:
+    """Returns how many pairs a token's number, its row and its column turn; a fourth is 0."""
+    name = "rope.dimension_sections"
+    return {"mrope_section": keys.counts(name, 3)} if keys.has(name) else {}
 
 
 def _read_recurrent_layers(keys: Keys) -> dict[str, Any]:

@@ -134,12 +134,15 @@ def _find_in_folder(folder: Path) -> Path:
     )
 
 
-def read_hf_config(path: str | Path, drafts: str | Path | None = None) -> dict[str, Any]:
+def read_hf_config(
+    path: str | Path, drafts: str | Path | None = None, mmproj: str | Path | None = None
+) -> dict[str, Any]:
     """Read the ``config.json`` of a checkpoint folder, or what it would be of a GGUF file.
 
     Args:
         path: The folder, or the file.
         drafts: The GGUF file of a block that drafts, if it has one of its own.
+        mmproj: The GGUF file of a tower for pictures, if a GGUF file has one beside it.
 
     Raises:
         ConfigError: It is absent, unreadable or not a JSON object, or the files do not go together.
@@ -147,7 +150,12 @@ def read_hf_config(path: str | Path, drafts: str | Path | None = None) -> dict[s
         UnsupportedModelError: It holds a model that is not served.
     """
     if is_gguf(path) and Path(path).is_file():
-        return read_gguf_config(path, drafts)
+        return read_gguf_config(path, drafts, mmproj)
+    if mmproj is not None:
+        raise ConfigError(
+            f"mmproj={str(mmproj)!r} goes with a model in a GGUF file, and {path} is none: "
+            "leave it out, other checkpoints hold their own tower."
+        )
     if drafts is not None:
         raise ConfigError(
             f"speculative-config model {str(drafts)!r} is a GGUF file, which drafts for a model in "

@@ -141,6 +141,8 @@ class EncoderCacheManager:
         if not is_made:
             del self.cached[key]
             self.num_free_slots += num_embeds
+            # Another worker than the one that speaks may have made it.
+            self.freed.append(key)
         elif not users:
             self.freeable[key] = num_embeds
         self.num_freeable_slots += num_embeds

@@ -28,6 +28,7 @@ from vllm.v1.engine.admissions import Admissions
 from vllm.v1.engine.client import STOP_TIMEOUT_S, AsyncEngineCoreHandle
 from vllm.v1.engine.data_parallel.predictions import Prediction, Predictions
 from vllm.v1.engine.engine_base import EngineBase
+from vllm.v1.engine.image_prompts import scope_of
 from vllm.v1.engine.input_processor import ParsedPrompt
 from vllm.v1.engine.launch import launch_engine_core
 from vllm.v1.engine.output_processor import ProcessedOutputs
@@ -172,7 +173,7 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         """
         arrival_time = time.monotonic()
         self._check_open()
-        parsed = [await self._parse(given.prompt) for given in submissions]
+        parsed = [await self._parse(given) for given in submissions]
         # Again: tokenizing may have taken a while.
         self._check_open()
         added: list[list[EngineCoreRequest]] = []
@@ -190,8 +191,14 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         ids = ([child.request_id for child in children] for children in added)
         return [_make_leaver(weakref.ref(self), child_ids) for child_ids in ids]
 
-    async def _parse(self, prompt: PromptType) -> ParsedPrompt:
-        parse = self.input_processor.parse_prompt
+    async def _parse(self, given: Submission) -> ParsedPrompt:
+        parse, prompt = self.input_processor.parse_prompt, given.prompt
+        seeing = self._find_pictures(given)
+        if seeing is not None:
+            salt = given.options.cache_salt or seeing.fields.get("cache_salt")
+            scope = scope_of(salt)
+            read = await self.images.read(seeing.given, seeing.settings, scope)
+            prompt = seeing.with_images(read, self.images.family, self.tokenizer)
         is_long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARS
         return await asyncio.to_thread(parse, prompt) if is_long else parse(prompt)
 

@@ -60,6 +60,7 @@ from vllm.utils.argparse_utils import human_int_or_auto
 from vllm.utils.byte_sizes import parse_size
 from vllm.utils.ray_cluster import check_ray
 from vllm.v1.engine.generation_defaults import check_ends, check_generation_config
+from vllm.v1.engine.image_setup import check_settings
 from vllm.v1.engine.images import ServedImages, check_budget, find_images
 from vllm.v1.engine.option_flags import add_option_flags
 
@@ -342,6 +343,9 @@ class EngineArgs:
     allowed_media_domains: tuple[str, ...] = option_of(MultiModalConfig, "allowed_media_domains")
     allowed_local_media_path: str | None = option_of(MultiModalConfig, "allowed_local_media_path")
     language_model_only: bool = option_of(MultiModalConfig, "language_model_only")
+    mmproj: str | None = option_of(MultiModalConfig, "mmproj")
+    mm_encoder_cache_dir: str | None = option_of(MultiModalConfig, "mm_encoder_cache_dir")
+    mm_encoder_cache_disk_size: str = option_of(MultiModalConfig, "mm_encoder_cache_disk_size")
     mm_processor_cache_gb: float = option_of(MultiModalConfig, "mm_processor_cache_gb")
 
     @staticmethod
@@ -372,6 +376,8 @@ class EngineArgs:
         )
         model_config = self._make_model_config(checkpoint)
         scheduler_config = self._make_scheduler_config(model_config)
+        multimodal_config = self._make_multimodal_config()
+        check_settings(model_config, multimodal_config)
         check_budget(
             model_config.max_picture_tokens,
             model_config.pictures_are_whole,
@@ -388,7 +394,7 @@ class EngineArgs:
             kv_events_config=self._make_kv_events_config(),
             kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
-            multimodal_config=self._make_multimodal_config(),
+            multimodal_config=multimodal_config,
         )
         # The engine core looks again, but only seconds later.
         KVConnectorFactory.check_before_load(config)
@@ -396,7 +402,7 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         # Programs have paths where the command line has texts.
-        for name in ("model", "tokenizer", "download_dir"):
+        for name in ("model", "tokenizer", "download_dir", "mmproj", "mm_encoder_cache_dir"):
             if isinstance(path := getattr(self, name), os.PathLike):
                 setattr(self, name, os.fspath(path))
 
@@ -413,7 +419,7 @@ class EngineArgs:
             logger.warning("trust_remote_code has no effect: no code of a model is ever run.")
 
     def _make_model_config(self, checkpoint: ResolvedCheckpoint) -> ModelConfig:
-        own = read_hf_config(checkpoint.path, self._find_drafts_file())
+        own = read_hf_config(checkpoint.path, self._find_drafts_file(), self.mmproj)
         overridden = override_config(own, self.hf_overrides)
         hf_config, generates = read_vector_checkpoint(overridden, checkpoint.path)
         # Parsed for its errors too; the engine core parses it again where it is used.
@@ -475,19 +481,20 @@ class EngineArgs:
             obstacle = "the server was started with --language-model-only"
         elif not settings.max_images:
             obstacle = "the server was started with --limit-mm-per-prompt image=0"
-        elif self.tensor_parallel_size > 1:
-            obstacle = "pictures are not read by several workers (tensor_parallel_size)"
         elif find_plugin_platform() is not None or is_cuda_available():
             obstacle = "pictures are read on a CPU only"
         return find_images(
             getattr(parsed, "images", None),
             checkpoint.path,
             obstacle=obstacle,
+            mmproj=settings.mmproj,
             is_drawn=self.load_format == "dummy",
             seed=self.seed,
         )
 
     def _make_multimodal_config(self) -> MultiModalConfig:
+        # Refused now, and not when the worker opens the folder.
+        parse_size("--mm-encoder-cache-disk-size", str(self.mm_encoder_cache_disk_size))
         return MultiModalConfig(**values_for(MultiModalConfig, self))
 
     def _make_parallel_config(self, model_config: ModelConfig) -> ParallelConfig:

@@ -4,18 +4,23 @@ import itertools
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
+from vllm.multimodal.image_input import ImageInput
 from vllm.outputs import RequestOutput
 from vllm.tokenizers import Tokenizer
 from vllm.v1.engine.client import EngineCoreHandle
+from vllm.v1.engine.image_prompts import SeeingPrompt
+from vllm.v1.engine.image_setup import make_image_input
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pending_calls import PendingCalls
 from vllm.v1.engine.questions import Question
+from vllm.v1.engine.submission import Submission
 from vllm.v1.engine.wire import (
     AbortRequests,
     AddRequests,
@@ -101,6 +106,15 @@ class EngineBase(Generic[_Handle]):
         is_known = engine_index < len(self._stat_loggers)
         for stat_logger in self._stat_loggers[engine_index if is_known else 0]:
             stat_logger.record(scheduler_stats, stats)
+
+    @cached_property
+    def images(self) -> ImageInput:
+        """What pictures of prompts go through."""
+        return make_image_input(self.vllm_config)
+
+    def _find_pictures(self, given: Submission) -> SeeingPrompt | None:
+        """Return a prompt as one with pictures; None: it has none. Vectors are made of texts."""
+        return None if given.options.pooling is not None else SeeingPrompt.find(given.prompt)
 
     # ---- to the core -------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files, read_headers
 from vllm.model_executor.towers.files import find_fingerprint, find_obstacle, pick_tensors
+from vllm.model_executor.towers.mmproj import describe_tower
 from vllm.model_executor.towers.plans import ImagesPlan
 from vllm.multimodal.families import ImageFamily
 from vllm.utils.gguf_file import is_gguf
@@ -15,6 +16,7 @@ from vllm.utils.gguf_file import is_gguf
 logger = init_logger(__name__)
 
 _VALUE_BYTES = 4
+_ALONE = "a GGUF file holds no tower for pictures: give its mmproj file with --mmproj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ def find_images(
     checkpoint: str,
     *,
     obstacle: str = "",
+    mmproj: str | None = None,
     is_drawn: bool = False,
     seed: int = 0,
 ) -> ServedImages:
@@ -52,14 +55,19 @@ def find_images(
         plan: What its config.json says; None: it has no tower.
         checkpoint: Its folder.
         obstacle: What else stands against it, in words.
+        mmproj: The file of its tower, where it is a GGUF file.
         is_drawn: Whether weights are random.
         seed: Of random ones.
 
     Raises:
         CheckpointError: A file is missing or broken.
+        ConfigError: ``mmproj`` holds no tower of this model.
     """
+    if plan is None and mmproj is not None:
+        raise ConfigError(f"mmproj={mmproj!r} holds a tower that is not served with this model.")
     if plan is None:
-        return ServedImages(None, "the model has no tower for pictures")
+        is_alone = is_gguf(checkpoint)
+        return ServedImages(None, _ALONE if is_alone else "the model has no tower for pictures")
     if obstacle:
         return ServedImages(None, obstacle)
     are_whole, family = plan.both_ways != "nowhere", plan.family.for_cpu()
@@ -68,10 +76,15 @@ def find_images(
     if is_drawn:
         digest = sha256(repr((plan.tower, seed)).encode()).hexdigest()
         return ServedImages(family, "", digest, are_whole, longest, row_bytes)
-    if is_gguf(checkpoint):
-        return ServedImages(None, "a GGUF file holds no tower for pictures")
-    stored = pick_tensors(plan.tower, read_headers(find_weight_files(Path(checkpoint))))
+    if mmproj is not None:
+        stored = describe_tower(mmproj)
+    elif is_gguf(checkpoint):
+        return ServedImages(None, _ALONE)
+    else:
+        stored = pick_tensors(plan.tower, read_headers(find_weight_files(Path(checkpoint))))
     reason = find_obstacle(plan.tower, stored)
+    if reason and mmproj is not None:
+        raise ConfigError(f"mmproj={mmproj!r} is not the tower of this model: {reason}.")
     if reason:
         if stored:
             logger.warning("The model is served without pictures: %s", reason)

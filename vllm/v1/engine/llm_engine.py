@@ -12,6 +12,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import STOP_TIMEOUT_S, EngineCoreHandle
 from vllm.v1.engine.engine_base import EngineBase
+from vllm.v1.engine.image_prompts import scope_of
 from vllm.v1.engine.launch import launch_sync_engine_core
 from vllm.v1.engine.questions import Question, Reply, ResetCache
 from vllm.v1.engine.submission import Submission
@@ -96,13 +97,22 @@ class LLMEngine(EngineBase[EngineCoreHandle]):
         children: list[EngineCoreRequest] = []
         try:
             for given in submissions:
-                parsed = self.input_processor.parse_prompt(given.prompt)
+                parsed = self.input_processor.parse_prompt(self._show(given))
                 request = self.input_processor.process(
                     given.request_id, parsed, given.params, given.options
                 )
                 children += self._output_processor.add_request(request, parsed.text, given.sink)
         finally:
             self._send_requests(children)
+
+    def _show(self, given: Submission) -> PromptType:
+        """Return a prompt whose pictures are read and have their places in the tokens."""
+        seeing = self._find_pictures(given)
+        if seeing is None:
+            return given.prompt
+        salt = given.options.cache_salt or seeing.fields.get("cache_salt")
+        read = self.images.read_now(seeing.given, seeing.settings, scope_of(salt))
+        return seeing.with_images(read, self.images.family, self.tokenizer)
 
     def abort_request(self, request_ids: Sequence[str]) -> None:
         """End requests; the next step returns what there is, with the reason "abort"."""

@@ -61,7 +61,7 @@ def find_identity(
     parts = make_manifest(config, kv_cache_config, "disk")
     parts["weights"] = weights
     parts["hashes"] = _known_answer(config)
-    parts["numerics"] = _describe_numerics(config)
+    parts["numerics"] = describe_numerics(config)
     parts["objects"] = f"{layout.group_tokens} tokens"
     parts["cache dtype"] = str(config.cache_config.cache_dtype)
     num_workers = config.parallel_config.tensor_parallel_size
@@ -94,7 +94,7 @@ def _known_answer(config: VllmConfig) -> str:
     return sha256(hash_block_tokens(hash_fn, seed, _TOKENS)).hexdigest()[:16]  # type: ignore[arg-type]
 
 
-def _describe_numerics(config: VllmConfig) -> str:
+def describe_numerics(config: VllmConfig) -> str:
     """Return what decides about the last bits of a row."""
     import torch  # noqa: PLC0415 - a front end imports this package to check its settings
 

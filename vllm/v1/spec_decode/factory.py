@@ -20,7 +20,7 @@ from vllm.v1.attention.metadata import CacheLayout, build_step_metadata
 from vllm.v1.attention.step_model import StepModel
 from vllm.v1.spec_decode.assistant import AssistantProposer
 from vllm.v1.spec_decode.interface import Proposer
-from vllm.v1.spec_decode.mtp import BlockCache, MTPProposer
+from vllm.v1.spec_decode.mtp import BlockCache, FindPictures, MTPProposer
 from vllm.v1.spec_decode.ngram import NgramProposer, WeighedNgramProposer
 
 
@@ -31,6 +31,7 @@ def make_proposer(
     layers: Mapping[str, torch.Tensor],
     device: torch.device,
     target: Any = None,
+    find_pictures: FindPictures | None = None,
 ) -> Proposer | None:
     """Build the drafter; None when nothing is to be drafted.
 
@@ -41,6 +42,7 @@ def make_proposer(
         layers: Its cache views by name.
         device: Where it runs.
         target: The loaded model itself, for a drafter that uses its embedding.
+        find_pictures: Finds pictures in what drafters read; None: there are none.
 
     Raises:
         ConfigError: The method is not offered, or the model has no MTP block.
@@ -63,7 +65,13 @@ def make_proposer(
         cache = _find_block_cache(drafter_cache_names(target.config), layout, layers)
         # Its rows lie in blocks that requests share, so the stale one is left as it is.
         return MTPProposer(
-            steps, count, cache, device, prepare=steps.model.norm_streams, keeps_boundaries=False
+            steps,
+            count,
+            cache,
+            device,
+            prepare=steps.model.norm_streams,
+            keeps_boundaries=False,
+            find_pictures=find_pictures,
         )
     if MTP_WINDOW not in layout.group_of:
         raise ConfigError("method 'mtp' needs a model with an MTP block: use method 'ngram'.")

@@ -14,6 +14,7 @@ from vllm.v1.attention.metadata import (
     RequestSlice,
 )
 from vllm.v1.attention.step_model import StepModel
+from vllm.v1.attention.step_pictures import StepPictures
 from vllm.v1.sample.sampler import find_highest
 from vllm.v1.spec_decode.boundary_streams import BoundaryStreams
 from vllm.v1.worker.request_state import RequestState
@@ -30,11 +31,24 @@ class MTPModel(Protocol):
         positions: torch.Tensor,
         meta: Any,
         kv_caches: Mapping[str, torch.Tensor],
+        pictures: StepPictures = ...,
     ) -> torch.Tensor:
-        """Return the block's streams ``[T, n, D]`` at ``positions``; writes its window rows."""
+        """Return the block's streams ``[T, n, D]`` at ``positions``; writes its window rows.
+
+        ``pictures`` comes to models that are shown some: those among the next tokens.
+        """
 
     def compute_mtp_logits(self, streams: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits ``[M, V]`` of the token two positions on."""
+
+
+class FindPictures(Protocol):
+    """Finds what pictures change for a drafter's rows."""
+
+    def __call__(
+        self, runs: Sequence[tuple[RequestState, RequestSlice]], ahead: int
+    ) -> StepPictures | None:
+        """Return it; None: no request has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,7 @@ class MTPProposer:
         prepare: Makes what the block reads of the target's streams.
         keeps_boundaries: Whether a stale row is made anew; else it stays as it is, which costs
             nothing but the quality of drafts.
+        find_pictures: Finds the pictures among the next tokens; None: there are none.
     """
 
     reads_all_rows: ClassVar[bool] = True
@@ -82,7 +97,9 @@ class MTPProposer:
         prepare: Callable[[torch.Tensor], torch.Tensor] | None = None,
         *,
         keeps_boundaries: bool = True,
+        find_pictures: FindPictures | None = None,
     ) -> None:
+        self._find_pictures = find_pictures
         self._prepare = prepare
         self._keeps_boundaries = keeps_boundaries
         self._model: MTPModel = steps.model
@@ -110,7 +127,7 @@ class MTPProposer:
         slices = standing.slices
         counts = [item.num_tokens for item in slices]
         next_ids = self._to_device(standing.next_ids)
-        streams = self._run(streams, next_ids, standing.positions, slices)
+        streams = self._run(streams, next_ids, standing.positions, slices, step.requests)
         live = [i for i, count in enumerate(step.sampled_counts) if count]
         streams = streams[self._to_device(np.cumsum(counts)[live] - 1)]
         owners: list[int] = []
@@ -156,7 +173,8 @@ class MTPProposer:
             for i, position in zip(still, at, strict=True)
         ]
         rows = self._to_device(np.array(kept, dtype=np.int64))
-        return self._run(streams[rows], tokens[rows], at, slices), still
+        owners = [step.requests[i] for i in still]
+        return self._run(streams[rows], tokens[rows], at, slices, owners), still
 
     def forget(self, block_ids: Sequence[int]) -> None:
         """Overwrite the streams of blocks."""
@@ -202,7 +220,12 @@ class MTPProposer:
         next_ids: torch.Tensor,
         positions: np.ndarray,
         slices: list[RequestSlice],
+        owners: Sequence[RequestState],
     ) -> torch.Tensor:
+        pictures = None
+        if self._find_pictures is not None:
+            # The block's row at t reads the token at t + 1, which may be a picture's.
+            pictures = self._find_pictures(list(zip(owners, slices, strict=True)), 1)
         group_ids = self._cache.group_ids
         own = [
             replace(
@@ -220,6 +243,7 @@ class MTPProposer:
             self._to_device(positions),
             self._build_metadata(own, self._cache.layout),
             self._cache.layers,
+            **({} if pictures is None else {"pictures": pictures}),
         )
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:

@@ -273,7 +273,10 @@ class ModelRunner:
             )
             token_ids[rows] = self._last_sampled[sources]
         positions = upload(step.positions, self._pool.device)
-        pictures = None if self._pictures is None else self._pictures.build(step)
+        pictures = None
+        if self._pictures is not None:
+            runs = list(zip(step.requests, step.slices, strict=True))
+            pictures = self._pictures.build(runs)
         if pictures is None:
             return self._model(token_ids, positions, meta, self._pool.layers)
         return self._model(token_ids, positions, meta, self._pool.layers, pictures)

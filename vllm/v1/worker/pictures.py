@@ -1,6 +1,6 @@
 """Rows of pictures in a worker: made by the tower, kept by the scheduler's word, read by steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -8,12 +8,17 @@ import torch
 from vllm.exceptions import InvariantError
 from vllm.model_executor.towers.plans import ImagesPlan
 from vllm.model_executor.towers.tower import Tower
+from vllm.v1.attention.metadata import RequestSlice
 from vllm.v1.attention.step_pictures import StepPictures
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.picture_store import PictureStore, make_rows
 from vllm.v1.worker.request_pictures import Picture
 from vllm.v1.worker.request_state import RequestState
-from vllm.v1.worker.step_input import StepInput
 from vllm.v1.worker.tower_thread import TowerThread
+
+
+def _go_on() -> None:
+    """Goes on: a step waits."""
 
 
 class PictureRows:
@@ -25,12 +30,20 @@ class PictureRows:
         plan: How the model sees pictures.
         tower: Makes them.
         has_axes: Whether the model turns rows by number, row and column.
+        store: Rows on a disk; None: there are none.
     """
 
-    def __init__(self, plan: ImagesPlan, tower: Tower, *, has_axes: bool) -> None:
-        self._tower, self._has_axes = tower, has_axes
+    def __init__(
+        self,
+        plan: ImagesPlan,
+        tower: Tower,
+        *,
+        has_axes: bool,
+        store: PictureStore | None = None,
+    ) -> None:
+        self._tower, self._has_axes, self._store = tower, has_axes, store
         self._width = plan.tower.out_width
-        self._thread = TowerThread(tower, torch.get_num_threads())
+        self._thread = TowerThread(tower, torch.get_num_threads(), store)
         self._kept: dict[str, torch.Tensor] = {}
         # What nobody asked for in time: the last picture's.
         self._extra: tuple[str, torch.Tensor] | None = None
@@ -67,10 +80,14 @@ class PictureRows:
         self._thread.close()
 
     def _encode(self, picture: Picture) -> torch.Tensor:
-        return self._tower.encode(torch.from_numpy(picture.pixels))
+        return make_rows(self._tower, self._store, picture.key, picture.pixels, _go_on)
 
     def _find(self, picture: Picture) -> torch.Tensor:
         made = self._kept.get(picture.key)
+        if made is None:
+            self._thread.wait(picture.key)
+            self.take_made()
+            made = self._kept.get(picture.key)
         if made is None:
             # The request that was to make them was taken out of its step.
             if self._extra is None or self._extra[0] != picture.key:
@@ -83,23 +100,34 @@ class PictureRows:
             )
         return made
 
-    def build(self, step: StepInput) -> StepPictures | None:
-        """Return what pictures change in a step; None: no request has any."""
-        if all(state.pictures is None for state in step.requests):
+    def build(
+        self, runs: Sequence[tuple[RequestState, RequestSlice]], ahead: int = 0
+    ) -> StepPictures | None:
+        """Return what pictures change in a step; None: no request has any.
+
+        Args:
+            runs: Its requests with their rows, which follow each other.
+            ahead: By how many tokens what a row reads lies behind the row: 1 of a drafter.
+        """
+        if all(state.pictures is None for state, _ in runs):
             return None
         rows, values = [], []
-        axes = np.empty((3, step.num_tokens), dtype=np.int64)
-        axes[:] = step.positions
-        for state, item, first in zip(step.requests, step.slices, step.row_starts, strict=True):
+        axes = np.empty((3, sum(item.num_tokens for _, item in runs)), dtype=np.int64)
+        first = 0
+        for state, item in runs:
+            own = axes[:, first : first + item.num_tokens]
             if state.pictures is None:
-                continue
-            state.pictures.put_axes(item.start, axes[:, first : first + item.num_tokens])
-            end = item.start + item.num_tokens
-            for picture in state.pictures.find(item.start, end):
-                low, high = max(item.start, picture.offset), min(end, picture.end)
-                made = self._find(picture)
-                rows.append(np.arange(low, high) + first - item.start)
-                values.append(made[low - picture.offset : high - picture.offset])
+                own[:] = np.arange(item.start, item.start + item.num_tokens)
+            else:
+                state.pictures.put_axes(item.start, own)
+                begin = item.start + ahead
+                end = begin + item.num_tokens
+                for picture in state.pictures.find(begin, end):
+                    low, high = max(begin, picture.offset), min(end, picture.end)
+                    made = self._find(picture)
+                    rows.append(np.arange(low, high) + first - begin)
+                    values.append(made[low - picture.offset : high - picture.offset])
+            first += item.num_tokens
         return StepPictures(
             torch.from_numpy(np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)),
             torch.cat(values) if values else torch.empty(0, self._width),

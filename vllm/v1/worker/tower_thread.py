@@ -1,12 +1,14 @@
 """A thread that runs a tower beside the steps, one picture after another."""
 
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 
 from vllm.model_executor.towers.tower import Tower
+from vllm.v1.worker.picture_store import PictureStore, make_rows
 
 
 class TowerDropped(Exception):
@@ -25,10 +27,11 @@ class TowerThread:
     Args:
         tower: Makes them.
         num_threads: Threads of one product: as many as elsewhere, so that the bits are the same.
+        store: Rows on a disk; None: there are none.
     """
 
-    def __init__(self, tower: Tower, num_threads: int) -> None:
-        self._tower = tower
+    def __init__(self, tower: Tower, num_threads: int, store: PictureStore | None = None) -> None:
+        self._tower, self._store = tower, store
         self._pool = ThreadPoolExecutor(
             1, "tower", initializer=torch.set_num_threads, initargs=(num_threads,)
         )
@@ -55,7 +58,7 @@ class TowerThread:
                 raise TowerDropped
 
         keep_going()
-        return self._tower.encode(torch.from_numpy(pixels), keep_going)
+        return make_rows(self._tower, self._store, key, pixels, keep_going)
 
     def drop(self, key: str) -> None:
         """Give a picture up, between two layers if it has begun."""
@@ -78,6 +81,15 @@ class TowerThread:
             except TowerDropped:
                 taken.append((key, None))
         return taken
+
+    def wait(self, key: str) -> None:
+        """Wait until a picture that was begun, and not given up, is done.
+
+        The first of several workers says when; the others may be behind.
+        """
+        future = self._pending.get(key)
+        if future is not None and key not in self._dropped:
+            futures.wait([future])
 
     def close(self) -> None:
         """Give everything up, and wait for the layer that runs."""

@@ -28,9 +28,11 @@ from vllm.model_executor.model_loader.shards import RankShare
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.model_loader.tied_heads import has_own_head
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
+from vllm.model_executor.towers.mmproj_values import read_mmproj_tensors
 from vllm.model_executor.towers.tower import Tower
 from vllm.platforms.interface import Platform
 from vllm.tokenizers.tokenizer import Tokenizer
+from vllm.utils.byte_sizes import parse_size
 from vllm.utils.gguf_file import is_gguf
 from vllm.utils.liveness import LONG_STEP_TIMEOUTS
 from vllm.v1.attention.metadata import CacheLayout
@@ -39,12 +41,14 @@ from vllm.v1.attention.ops.registry import OpResolver
 from vllm.v1.attention.step_model import StepModel
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_offload.identity import describe_numerics
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput, PendingStep
 from vllm.v1.spec_decode.factory import make_proposer
 from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
+from vllm.v1.worker.picture_store import PictureStore
 from vllm.v1.worker.pictures import PictureRows
 
 logger = init_logger(__name__)
@@ -213,7 +217,10 @@ class Worker:
             return None
         is_drawn = self._config.load_config.load_format == "dummy"
         plan, own = images.tower, []
-        if not is_drawn:
+        mmproj = self._config.multimodal_config.mmproj
+        if mmproj is not None and not is_drawn:
+            own = read_mmproj_tensors(mmproj)
+        elif not is_drawn:
             names = {
                 tensor.name
                 for tensor in self._stored
@@ -242,7 +249,21 @@ class Worker:
         has_axes = any(
             layer.rope is not None and layer.rope.sections for layer in self._model_spec.layers
         )
-        return PictureRows(self._model_spec.images, self._tower, has_axes=has_axes)
+        return PictureRows(
+            self._model_spec.images, self._tower, has_axes=has_axes, store=self._open_store()
+        )
+
+    def _open_store(self) -> PictureStore | None:
+        """Return the disk that keeps rows of pictures; None: none was asked for."""
+        settings = self._config.multimodal_config
+        if settings.mm_encoder_cache_dir is None:
+            return None
+        maker = (
+            f"{describe_numerics(self._config)}, {torch.get_num_threads()} threads, "
+            f"{self._model_spec.images.tower}, {self._dtype}"
+        )
+        size = parse_size("--mm-encoder-cache-disk-size", settings.mm_encoder_cache_disk_size)
+        return PictureStore(settings.mm_encoder_cache_dir, size, maker)
 
     def _make_op_resolver(self) -> OpResolver:
         """Return what the model resolves op names with."""
@@ -387,6 +408,7 @@ class Worker:
         )
         layout = CacheLayout.from_kv_cache_config(kv_cache_config)
         steps = self._make_step_model(layout, pool.layers, self._device)
+        pictures = self._make_pictures(steps)
         self._runner = ModelRunner(
             steps.model,
             pool,
@@ -410,11 +432,12 @@ class Worker:
                 pool.layers,
                 self._device,
                 self._model,
+                None if pictures is None else pictures.build,
             ),
             steps.draw_tokens,
             steps.settle_drafts,
             steps.forbid_tokens,
-            self._make_pictures(steps),
+            pictures,
         )
 
     def _make_step_model(

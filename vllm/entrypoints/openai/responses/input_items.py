@@ -4,7 +4,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from vllm.entrypoints.given_images import read_image_part
 from vllm.entrypoints.openai.cache_hints import read_breakpoint_ttl
 from vllm.entrypoints.openai.chat_assembly import ChatAssembler
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
@@ -13,6 +12,7 @@ from vllm.entrypoints.openai.responses.options import flat_name
 from vllm.entrypoints.openai.responses.store import Item
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
 from vllm.tokenizers.breakpoints import Breakpoint
+from vllm.tokenizers.given_images import read_image_part
 from vllm.tokenizers.tool_calls import read_arguments
 
 MAX_BREAKPOINTS = 16

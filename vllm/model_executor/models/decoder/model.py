@@ -386,6 +386,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         positions: torch.Tensor,
         meta: StepMetadata,
         kv_caches: Mapping[str, torch.Tensor],
+        pictures: StepPictures | None = None,
     ) -> torch.Tensor:
         """Runs the block that drafts at positions t.
 
@@ -396,13 +397,17 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             positions: int64 [T].
             meta: Index tables of the block's group.
             kv_caches: Cache name -> pages; its rows are written.
+            pictures: Those among the tokens at t + 1, and what turns the rows at t.
 
         Returns:
             Its normed output [T, D]; ``compute_mtp_logits`` predicts t + 2 from it.
         """
         assert self.drafter is not None, "the block does not run"
-        step = replace(self._make_step(positions, meta, kv_caches, None), wanted=None)
+        axes = None if pictures is None else pictures.axes
+        step = replace(self._make_step(positions, meta, kv_caches, None, axes), wanted=None)
         embedded = self.embed(next_token_ids) * self.embedding_scale
+        if pictures is not None:
+            pictures.merge_into(embedded)
         if self.config.drafter_skips_first:
             embedded = embedded.masked_fill(positions.unsqueeze(1) == 0, 0.0)
         # Kernels give fp32 streams whatever the weights' type.

@@ -222,9 +222,16 @@ class EncoderPlanner:
             count, room = request.get_num_encoder_embeds(index), self.cache.cache_size
             most = min(room, self.longest or room)
             if count > most:
+                why = ""
+                if most == self.longest:
+                    why = (
+                        ", as its tokens see all of each other, and the cache keeps no row farther "
+                        "back than the model's window"
+                    )
                 raise UserInputError(
                     f"picture {index + 1} of the prompt takes {count} tokens, but the largest "
-                    f"that is served has {most}: leave it out, or ask for a smaller one."
+                    f"that is served has {most}{why}: ask for a smaller one (detail, or "
+                    "mm_processor_kwargs), or leave it out."
                 )
 
     def let_go(self, request: Request) -> None:

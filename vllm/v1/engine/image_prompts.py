@@ -9,20 +9,76 @@ each picture, or the soft tokens already, each picture's in one run of the right
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
-from vllm.entrypoints.given_images import read_image_part
 from vllm.exceptions import UnsupportedFeatureError, UserInputError
+from vllm.inputs import PromptType
 from vllm.multimodal.families import ImageFamily
 from vllm.multimodal.inputs import ImageFeature
 from vllm.multimodal.reader import GivenImage, ReadImage
 from vllm.tokenizers import Tokenizer
+from vllm.tokenizers.given_images import read_image_part
 from vllm.tokenizers.image_markers import expand_markers, find_offsets
+from vllm.v1.engine.tenant_limits import current_tenant
 
 _FIELD = "multi_modal_data"
 _IMAGE = "image"
 # Fields of a prompt that are about its pictures.
-IMAGE_FIELDS = (_FIELD, "multi_modal_uuids", "mm_processor_kwargs")
+_FIELDS = (_FIELD, "multi_modal_uuids", "mm_processor_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class SeeingPrompt:
+    """A program's prompt whose pictures are not read yet.
+
+    Attributes:
+        fields: The prompt without them.
+        given: The pictures.
+        settings: Its ``mm_processor_kwargs``.
+    """
+
+    fields: Mapping[str, Any]
+    given: Sequence[GivenImage]
+    settings: Mapping[str, Any] | None
+
+    @classmethod
+    def find(cls, prompt: PromptType) -> "SeeingPrompt | None":
+        """Return a prompt as one with pictures; None: nothing in it is about any.
+
+        Raises:
+            UserInputError: What is about pictures is malformed.
+            UnsupportedFeatureError: There are other media.
+        """
+        if not isinstance(prompt, Mapping) or not any(prompt.get(name) for name in _FIELDS):
+            return None
+        fields: dict[str, Any] = dict(prompt)
+        data, uuids, settings = (fields.pop(name, None) for name in _FIELDS)
+        return cls(fields, read_prompt_images(data, uuids, from_program=True), settings)
+
+    def with_images(
+        self, read: Sequence[ReadImage], family: ImageFamily | None, tokenizer: Tokenizer | None
+    ) -> PromptType:
+        """Return the prompt with its pictures in their places.
+
+        Raises:
+            UserInputError: Its markers are not those of the pictures, or there is no tokenizer.
+        """
+        if family is None or not read:
+            return cast(PromptType, self.fields)
+        if tokenizer is None:
+            raise UserInputError(
+                "Pictures need a tokenizer, and the engine was built with skip_tokenizer_init.",
+                _FIELD,
+            )
+        ids = self.fields.get("prompt_token_ids")
+        prompt = self.fields.get("prompt") if ids is None else ids
+        if prompt is None:
+            raise UserInputError(
+                "The prompt object has neither prompt nor prompt_token_ids: give one.", "prompt"
+            )
+        token_ids, images = place_images(prompt, read, family, tokenizer)
+        return cast(PromptType, {**self.fields, "prompt_token_ids": token_ids, "images": images})
 
 
 def read_prompt_images(
@@ -71,6 +127,11 @@ def _entries(value: Any, field: str) -> list[Any]:
     if found is None:
         return []
     return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def scope_of(cache_salt: str | None) -> str:
+    """Return who may share what is remembered of pictures: a tenant, and a salt within it."""
+    return repr((current_tenant.get(), cache_salt))
 
 
 def place_images(
