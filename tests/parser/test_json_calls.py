@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.parser.reading import calls_of, read
+from tests.parser.reading import calls_of, pieces_of, read, told_calls
 from vllm.parser.interface import ToolUse
 from vllm.parser.registry import ParserChoice
 
@@ -75,6 +75,63 @@ def test_bodies(body, expected):
 def test_bodies_that_are_no_call_are_text(body):
     answer = read(QWEN, "a" + tagged(body) + "b")
     assert (answer.content, answer.tool_calls) == ("a" + tagged(body) + "b", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        (f"```json\n{FIND}\n```", 1, ""),
+        (f"```json\n{FIND}\n```\n", 1, ""),
+        (f"```\n{FIND}\n```", 1, ""),
+        (f"\n```tool_call\n{FIND}", 1, ""),
+        (f"```json\n{FIND}\n{FIND}\n```", 2, ""),
+        (f"```json\n[{FIND}, {FIND}]\n```", 2, ""),
+        (f"```json\n{FIND}\n```\nThat finds it.", 1, "That finds it."),
+        (f"```json\n{FIND}\n```\n```json\n{FIND}\n```", 2, ""),
+        (FIND, 1, ""),
+        (f"{FIND}\n{FIND}", 2, ""),
+    ],
+)
+def test_calls_without_tags(text, calls, content):
+    """Qwen 2.5 Coder, whose small models have no token for the tags, writes them so."""
+    answer = read(QWEN, text)
+    assert calls_of(answer) == [("find", '{"text":  "x"}')] * calls
+    assert answer.content == content
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```json\n{"a": 1}\n```',
+        "```json\n[1, 2]\n```",
+        "```json\n[]\n```\nNone.",
+        '```json\n{"name": "later", "arguments": {}}\n```',
+        '```json\n{"name": "find", "text": 1}\n``` so',
+        "```python\nfind(1)\n```",
+        "```json",
+        "```",
+        "``` {",
+        "```json\n  \n",
+        "{}",
+        '{"name": "Ann", "age": 3}',
+        f"As in\n```json\n{FIND}\n```",
+    ],
+)
+def test_what_stands_in_a_fence_or_alone_and_is_no_call_is_text(text):
+    answer = read(QWEN, text)
+    assert (answer.content, answer.tool_calls) == (text, [])
+
+
+def test_a_fence_that_is_cut_off_loses_nothing():
+    answer = read(QWEN, '```json\n{"name": "find", "argum', reason="length")
+    assert (answer.content, answer.tool_calls) == ('```json\n{"name": "find", "argum', [])
+    begun = '{"name": "find", "arguments": {"text": "x'
+    cut = told_calls(pieces_of(QWEN, ["```json\n" + begun], "length"))
+    assert cut == told_calls(pieces_of(QWEN, ["<tool_call>\n" + begun], "length"))
+    assert cut == [("find", '{"text": "x', False)]
+    # A request that takes no calls has the fence as its answer.
+    asked = f"```json\n{FIND}\n```"
+    assert read(QWEN, asked, tool_use=ToolUse.OFF).content == asked
 
 
 def test_arguments_as_tags_are_typed_by_the_schema():

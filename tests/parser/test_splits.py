@@ -35,6 +35,9 @@ _FRAGMENTS = {
         "<function=find>\n<parameter=limit>\n7\n</parameter>\n</function>",
         "\n</tool_call>",
         '"',
+        "```json\n",
+        "```",
+        "[",
     ],
     ParserChoice("none", "llama3_json"): [
         "<|python_tag|>",

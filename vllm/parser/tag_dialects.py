@@ -14,6 +14,9 @@ tags out: one reader takes them all.
 
 import re
 
+from vllm.parser.bare import BareCallReader
+from vllm.parser.dialect import BlockReader
+from vllm.parser.fenced import FENCE, FencedCallReader
 from vllm.parser.field_tags import (
     ARGUMENT_TAGS,
     FUNCTION,
@@ -82,27 +85,38 @@ class ToolCallTagDialect:
     Args:
         formats: Ways of writing a call; the first is the family's own.
         may_be_bare: Whether models leave the outer tag out.
+        may_be_untagged: Whether an answer may be calls without tags: objects, or a fence of them.
         ends_reasoning: Whether a call inside the reasoning ends it.
     """
 
-    leads: tuple[str, ...] = ()
     is_special = False
 
     def __init__(
-        self, *formats: FieldTags, may_be_bare: bool = False, ends_reasoning: bool = True
+        self,
+        *formats: FieldTags,
+        may_be_bare: bool = False,
+        may_be_untagged: bool = False,
+        ends_reasoning: bool = True,
     ) -> None:
+        self.leads: tuple[str, ...] = (FENCE, "{") if may_be_untagged else ()
         bare = (FUNCTION,) if may_be_bare else ()
         self.marks: tuple[str, ...] = ("\n" + TOOL_CALL, TOOL_CALL, *bare)
         self.telltales: tuple[str, ...] = ("<tool_", *(mark[:-1] for mark in bare))
         self.ends_reasoning = ends_reasoning
         self._formats = TagFormats(*formats)
 
-    def read_block(self, opened_by: str, offered: Offered) -> TagBlockReader:
-        """Return the reader of what follows a mark."""
+    def read_block(self, opened_by: str, offered: Offered) -> BlockReader:
+        """Return the reader of what follows a mark or lead."""
+        if opened_by == FENCE:
+            return FencedCallReader(offered)
+        if opened_by == "{":
+            return BareCallReader(opened_by, offered)
         is_outer = opened_by.endswith(TOOL_CALL)
         return TagBlockReader(self._formats, offered, opened_by, is_outer=is_outer)
 
 
-HERMES = ToolCallTagDialect(FUNCTION_TAGS, ARGUMENT_TAGS, ends_reasoning=False)
+HERMES = ToolCallTagDialect(
+    FUNCTION_TAGS, ARGUMENT_TAGS, may_be_untagged=True, ends_reasoning=False
+)
 QWEN3_CODER = ToolCallTagDialect(FUNCTION_TAGS, ARGUMENT_TAGS, may_be_bare=True)
 GLM = ToolCallTagDialect(ARGUMENT_TAGS, FUNCTION_TAGS)
