@@ -19,8 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vllm.exceptions import UserInputError
 from vllm.multimodal.decode import DecodeRules, decode_image, pixels_of, resize
+from vllm.multimodal.decode_process import DecodeProcesses
 from vllm.multimodal.fetch import ImageFetcher
 from vllm.multimodal.identity import image_identity
 from vllm.multimodal.inputs import ImageFeature
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from vllm.multimodal.families import ImageFamily, ImageSize, SizeRule
 
 _NUM_FETCHING = 4
-_MAX_DECODING = 8
+_MAX_DECODING = 4
 # What one entry costs beside its pixels.
 _ENTRY_BYTES = 512
 _MAX_NAMES = 10_000
@@ -152,6 +155,7 @@ class ImageReader:
         fetcher: Fetches from other hosts.
         folder: Of files that requests may name; None: none.
         memo_bytes: Of pictures to remember.
+        is_apart: Whether files are decoded in processes of their own, beside an event loop.
     """
 
     def __init__(
@@ -164,6 +168,7 @@ class ImageReader:
         fetcher: ImageFetcher,
         folder: str | None = None,
         memo_bytes: int = 0,
+        is_apart: bool = False,
     ) -> None:
         self._family = family
         self._sizes = sizes
@@ -172,9 +177,9 @@ class ImageReader:
         self._fetcher = fetcher
         self._folder = folder
         self.memo = ImageMemo(memo_bytes)
-        self._decoders = ThreadPoolExecutor(
-            min(os.cpu_count() or 1, _MAX_DECODING), thread_name_prefix="images"
-        )
+        count = min(os.cpu_count() or 1, _MAX_DECODING)
+        self._decoders = ThreadPoolExecutor(count, thread_name_prefix="images")
+        self._processes = DecodeProcesses(count) if is_apart else None
         self._fetchers = ThreadPoolExecutor(_NUM_FETCHING, thread_name_prefix="fetches")
 
     @property
@@ -237,7 +242,7 @@ class ImageReader:
                     "more: send the picture again",
                     "messages",
                 )
-            found = self._resize(decode_image(data, self._rules), sizes)
+            found = self._read_file(data, sizes)
             self.memo.add(key, found)
         # Only what could be read gets a name.
         if given.uuid is not None and not self.memo.name(scope, given.uuid, digest):
@@ -268,6 +273,14 @@ class ImageReader:
             )
         return digest, None
 
+    def _read_file(self, data: bytes, sizes: SizeRule) -> ReadImage:
+        if self._processes is None:
+            return self._resize(decode_image(data, self._rules), sizes)
+        found, size = self._processes.decode(data, self._rules, sizes)
+        pixels = np.frombuffer(found, np.uint8).reshape(size.height, size.width, 3)
+        identifier = image_identity(pixels, size, self._family, self._tower)
+        return ReadImage(identifier, size, found)
+
     def _resize(self, pixels: Any, sizes: SizeRule) -> ReadImage:
         height, width = pixels.shape[:2]
         size = sizes.fit(width, height)
@@ -279,6 +292,8 @@ class ImageReader:
         """Let the threads end."""
         self._decoders.shutdown(wait=False, cancel_futures=True)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()
 
 
 def _placed(image: GivenImage, work: Callable[..., Any], *args: Any) -> Callable[[], Any]:

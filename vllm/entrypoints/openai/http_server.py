@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI
 
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.entrypoints.batch.folder_lock import ALONE, BatchSeat
 from vllm.entrypoints.batch.wiring import batches_stopped, start_batches
@@ -292,7 +293,7 @@ def start_context(
         write_calls=CALL_WRITERS.get(parsers.tools),
     )
     plan = find_plan(model, tokenizer)
-    images = make_image_input(config)
+    images = make_image_input(config, is_apart=envs.VLLM_ENABLE_V1_MULTIPROCESSING)
     if images.reader is not None:
         return_large_blocks()
     if encoder.ignores_tools and args.tool_call_parser not in (None, "", NONE):

@@ -75,8 +75,12 @@ def make_images_alone(config: Mapping[str, Any], settings: Mapping[str, Any]) ->
     return ImageInput(family, reader, given.max_images)
 
 
-def make_image_input(config: VllmConfig) -> ImageInput:
+def make_image_input(config: VllmConfig, *, is_apart: bool = False) -> ImageInput:
     """Return what pictures go through; no picture library is loaded yet.
+
+    Args:
+        config: The engine's.
+        is_apart: Whether files are decoded in processes of their own, beside an event loop.
 
     Raises:
         ConfigError: A setting means nothing to this model.
@@ -100,5 +104,6 @@ def make_image_input(config: VllmConfig) -> ImageInput:
         fetcher=ImageFetcher(settings.allowed_media_domains),
         folder=settings.allowed_local_media_path,
         memo_bytes=settings.memo_bytes,
+        is_apart=is_apart,
     )
     return ImageInput(family, reader, settings.max_images)
