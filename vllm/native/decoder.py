@@ -225,9 +225,10 @@ class NativeDecoder:
     def _decode_inputs(self, token_ids: torch.Tensor) -> torch.Tensor | None:
         """Returns the rows of a table that the kernels cannot read, fp32; None: they look."""
         inputs = self._model.layer_inputs
-        if inputs is None or not inputs.table.is_coded:
+        table = None if inputs is None else inputs.table
+        if table is None or not table.is_coded:
             return None
-        rows: torch.Tensor = inputs.table(token_ids).float().contiguous()
+        rows: torch.Tensor = table(token_ids).float().contiguous()
         return rows
 
     def _norm(self, weight: torch.Tensor) -> int:
@@ -377,6 +378,7 @@ class NativeDecoder:
 
     def _bind_layer_inputs(self, module: LayerInputs) -> None:
         own, bind = self._struct, self._binder
+        assert module.table is not None, "whose tokens see both ways are not bound"
         if not module.table.is_coded:
             own.input_table = bind.table(module.table.rows)
         own.input_projection = bind.linear(module.projection)
@@ -539,8 +541,9 @@ def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Ten
         if isinstance(module, ExpertBank):
             for own in module.stored:
                 sources += [own.gate.row_source, own.up.row_source, own.down.row_source]
-    if model.layer_inputs is not None and not model.layer_inputs.table.is_coded:
-        sources.append(PlainRows(model.layer_inputs.table.rows))
+    table = None if model.layer_inputs is None else model.layer_inputs.table
+    if table is not None and not table.is_coded:
+        sources.append(PlainRows(table.rows))
     return can_read_tensors(model, kv_caches) and all(can_read_rows(rows) for rows in sources)
 
 

@@ -239,3 +239,78 @@ def test_both_ways_is_known_of_one_family(tmp_path: Path) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "use_bidirectional_attention": True}
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM"):
         read_vector_checkpoint(config, tmp_path)
+
+
+def write_embedding_gemma2(folder: Path, *, has_wrapper: bool) -> Any:
+    """Write a tiny EmbeddingGemma 2: as its text part alone, or within its wrapper."""
+    # Its class is newer than some versions of the library.
+    from transformers.models.embedding_gemma2 import (
+        EmbeddingGemma2TextConfig,
+        EmbeddingGemma2TextModel,
+    )
+
+    config = EmbeddingGemma2TextConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=1024,
+        sliding_window=24,
+        hidden_size_per_layer_input=8,
+        embedding_dim=40,
+        attn_implementation="eager",
+    )
+    model = EmbeddingGemma2TextModel(config).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            size = 0.5 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+            noise = torch.randn(parameter.shape, generator=generator) * size
+            parameter.copy_(noise + (parameter.ndim == 1))
+        for layer in model.layers:
+            layer.layer_scalar.fill_(0.7)
+            # Scores are not scaled: as random as the rest they would be of hundreds.
+            for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+                norm.weight *= 0.2
+    raw, tensors = config.to_dict(), dict(model.state_dict())
+    if has_wrapper:
+        raw = {
+            "architectures": ["EmbeddingGemma2Model"],
+            "model_type": "embedding_gemma2",
+            "text_config": raw,
+            "vision_config": {"model_type": "gemma4_vision"},
+        }
+        tensors = {f"language_model.{name}": value for name, value in tensors.items()}
+        tensors["vision_tower.x.weight"] = torch.zeros(2, 2)
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_text(spaced().backend.to_str(), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(spaced().template_tokens))
+    write_modules(
+        folder,
+        [("Pooling", {"embedding_dimension": 40, "pooling_mode": "mean"}), ("Normalize", {})],
+    )
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 320}')
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_wrapper", [False, True])
+def test_embedding_gemma2(has_wrapper: bool, start: Any, tmp_path: Path) -> None:
+    model = write_embedding_gemma2(tmp_path, has_wrapper=has_wrapper)
+    llm = start(tmp_path, max_model_len=None)
+    prompts = [random_tokens(length, length, VOCAB_SIZE) for length in (*LENGTHS, 24, 25, 26)]
+    outputs = llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
+    for ids, output in zip(prompts, outputs, strict=True):
+        with torch.inference_mode():
+            rows = model(torch.tensor([ids])).last_hidden_state[0]
+        found = torch.tensor(output.outputs.embedding)
+        torch.testing.assert_close(found, unit(rows.mean(0)), atol=1e-5, rtol=0)
+        (again,) = llm.embed({"prompt_token_ids": ids}, use_tqdm=False)
+        assert again.num_cached_tokens == 0
+    # A step holds the longest text, by the files that say how long it is.
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=100"):
+        start(tmp_path, max_model_len=None, max_num_batched_tokens=100)

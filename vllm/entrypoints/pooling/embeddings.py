@@ -112,7 +112,8 @@ async def create_pooling(
                 "task=embed.",
                 "dimensions",
             )
-        found = await call.compute(texts, PoolingParams(all_rows=True))
+        rows_of = await call.compute(texts, PoolingParams(all_rows=True))
+        found = [context.vectors.project(rows) for rows in rows_of]
         if context.vectors.normalises and body.use_activation is not False:
             found = [np.stack([normalise(row) for row in rows]) for rows in found]
         data = [PoolingItem(i, _encode_rows(rows, body)) for i, rows in enumerate(found)]

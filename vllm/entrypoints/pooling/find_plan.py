@@ -7,8 +7,13 @@ from pathlib import Path
 from vllm.config import ModelConfig
 from vllm.entrypoints.pooling.gguf_plan import read_gguf_plan
 from vllm.entrypoints.pooling.plan import VectorPlan, YesNo
-from vllm.entrypoints.pooling.sentence_files import has_sentence_files, read_plan
+from vllm.entrypoints.pooling.sentence_files import (
+    has_sentence_files,
+    read_plan,
+    read_projection,
+)
 from vllm.exceptions import ConfigError, UnsupportedModelError
+from vllm.model_executor.model_loader.vector_checkpoints import find_projection
 from vllm.model_executor.models.registry import resolve_model
 from vllm.tokenizers import Tokenizer
 from vllm.utils.gguf_file import is_gguf
@@ -28,10 +33,14 @@ def find_plan(model: ModelConfig, tokenizer: Tokenizer) -> VectorPlan:
     """
     parsed = resolve_model(model.architectures).parse_config(model.hf_config)
     folder = Path(model.path or model.model)
+    found = find_projection(folder) if folder.is_dir() and model.sees_both_ways else None
+    projection = None if found is None else read_projection(found)
+    row_size = parsed.hidden_size if projection is None else len(projection.weight)
     if folder.is_dir() and has_sentence_files(folder):
-        plan = read_plan(folder, parsed.hidden_size, generates=model.generates)
+        plan = read_plan(folder, row_size, generates=model.generates)
     else:
-        plan = VectorPlan(size=parsed.hidden_size, generates=model.generates)
+        plan = VectorPlan(size=row_size, generates=model.generates)
+    plan = replace(plan, projection=projection)
     ranks = False
     if is_gguf(folder):
         plan, ranks = read_gguf_plan(str(folder), plan)

@@ -6,7 +6,15 @@ from typing import Protocol
 
 import numpy as np
 
-from vllm.entrypoints.pooling.vectors import LAST_TOKEN, POOLINGS, Rows, Vector, cosine, normalise
+from vllm.entrypoints.pooling.vectors import (
+    HIGHEST,
+    LAST_TOKEN,
+    POOLINGS,
+    Rows,
+    Vector,
+    cosine,
+    normalise,
+)
 from vllm.exceptions import UserInputError
 from vllm.v1.request_options import PoolingParams
 
@@ -58,6 +66,7 @@ class VectorPlan:
         default_size: Numbers of a vector where a request does not say; None: all.
         is_trained: Whether the checkpoint was made for vectors.
         yes_no: How it ranks, where it is a reranker.
+        projection: What maps the model's rows to those that are pooled; None: they are the same.
         generates: Whether the model also generates text.
     """
 
@@ -74,7 +83,14 @@ class VectorPlan:
     default_size: int | None = None
     is_trained: bool = False
     yes_no: YesNo | None = None
+    projection: Layer | None = None
     generates: bool = True
+
+    def project(self, rows: Rows) -> Rows:
+        """Return rows in the width of vectors."""
+        if self.projection is None:
+            return rows
+        return np.stack([self.projection(row) for row in rows])
 
     @property
     def is_trained_for_any(self) -> bool:
@@ -106,7 +122,13 @@ class VectorPlan:
         first = num_prompt_tokens if self.leaves_prompts_out else 0
         # A text that is all prompt is better than none.
         first = min(first, len(rows) - 1)
-        vector = np.concatenate([POOLINGS[name](rows, first) for name in self.poolings])
+        # Sums and projections change places: one row is mapped in place of many.
+        is_late = HIGHEST not in self.poolings
+        rows = rows if is_late else self.project(rows)
+        pooled = [POOLINGS[name](rows, first) for name in self.poolings]
+        if is_late and self.projection is not None:
+            pooled = [self.projection(one) for one in pooled]
+        vector = np.concatenate(pooled)
         for layer in self.layers:
             if normalises or not isinstance(layer, Normalise):
                 vector = layer(vector)

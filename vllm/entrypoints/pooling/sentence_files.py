@@ -85,12 +85,12 @@ def has_sentence_files(folder: Path) -> bool:
     return (folder / MODULES).is_file()
 
 
-def read_plan(folder: Path, hidden_size: int, *, generates: bool = True) -> VectorPlan:
+def read_plan(folder: Path, row_size: int, *, generates: bool = True) -> VectorPlan:
     """Read how a checkpoint makes vectors.
 
     Args:
         folder: Its folder, which ``has_sentence_files``.
-        hidden_size: Numbers of a row of the model.
+        row_size: Numbers of a row that is pooled.
         generates: Whether the model also generates text.
 
     Raises:
@@ -101,7 +101,7 @@ def read_plan(folder: Path, hidden_size: int, *, generates: bool = True) -> Vect
     leaves_prompts_out = False
     layers: list[Layer] = []
     scores: YesNo | None = None
-    size = hidden_size
+    size = row_size
     for kind, path in _read_modules(folder):
         if kind == "Transformer":
             if path:
@@ -113,7 +113,7 @@ def read_plan(folder: Path, hidden_size: int, *, generates: bool = True) -> Vect
             own = _read_object(folder / path / "config.json")
             poolings = _read_poolings(own, folder / path / "config.json")
             leaves_prompts_out = own.get("include_prompt") is False
-            size = hidden_size * len(poolings)
+            size = row_size * len(poolings)
         elif kind == "Dense":
             dense = _read_dense(folder / path, size)
             size = len(dense.weight)
@@ -131,7 +131,7 @@ def read_plan(folder: Path, hidden_size: int, *, generates: bool = True) -> Vect
         raise ConfigError(f"{folder / MODULES} names no module Pooling: nothing makes a vector.")
     settings = _read_object(folder / "config_sentence_transformers.json", {})
     limits = _read_object(folder / "sentence_bert_config.json", {})
-    plan = VectorPlan(size=hidden_size, generates=generates)
+    plan = VectorPlan(size=row_size, generates=generates)
     if poolings is not None:
         plan = VectorPlan(
             size=size,
@@ -254,6 +254,11 @@ def _read_dense(folder: Path, size: int) -> Dense:
     if own.get("bias", True) and (bias is None or bias.shape != (out,)):
         raise ConfigError(f"{file} lacks linear.bias of ({out},).")
     return Dense(np.ascontiguousarray(weight), bias if own.get("bias", True) else None, name)
+
+
+def read_projection(tensor: StoredTensor) -> Dense:
+    """Return what maps a model's rows to those that its files speak of."""
+    return Dense(np.ascontiguousarray(_read_values(tensor)), None, "Identity")
 
 
 def _read_values(tensor: StoredTensor) -> npt.NDArray[np.float32]:

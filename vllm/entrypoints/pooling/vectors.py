@@ -69,9 +69,10 @@ def _last_row(rows: Rows, first: int) -> Vector:
 # By sentence-transformers' names. Each takes rows [n, D] and the number of the prompt's tokens that
 # are left out; several are joined in this order.
 LAST_TOKEN = "lasttoken"
+HIGHEST = "max"
 POOLINGS: Mapping[str, Callable[[Rows, int], Vector]] = {
     "cls": _first_row,
-    "max": _highest,
+    HIGHEST: _highest,
     "mean": _mean,
     "mean_sqrt_len_tokens": _mean_by_root,
     "weightedmean": _weighted_mean,

@@ -1,6 +1,7 @@
 """Checkpoints that were made for vectors: what their config.json leaves out, or must not say.
 
     architectures   Qwen3Model, MistralModel, Gemma3TextModel: a body, saved without output matrix
+    text_config     EmbeddingGemma 2: its text part is all that is served
     weights         layers.0... in the place of model.layers.0...
     is_causal       false: trained to see both ways, which its class does not say
 
@@ -8,6 +9,7 @@ Run as the class that config.json names, the last ones give vectors that look ri
 Torch-free.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +17,17 @@ from typing import Any, NamedTuple
 
 from vllm.exceptions import CheckpointError, UnsupportedModelError
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files, read_headers
+from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.models.registry import MODELS
 from vllm.utils.gguf_file import is_gguf
 
 _BODY = re.compile(r"(\w+?)(?:Text)?Model")
 _BOTH_WAYS = re.compile(r"Bi[A-Z]|Bidirectional|Encoder|NVEmbed")
-_SERVED_BOTH_WAYS = "Gemma3ForCausalLM"
+_EMBEDDING_GEMMA2 = "EmbeddingGemma2TextModel"
+_SERVED_BOTH_WAYS = ("Gemma3ForCausalLM", _EMBEDDING_GEMMA2)
 _SENTENCE_FILES = "modules.json"
+_TEXT_LIMITS = "sentence_bert_config.json"
+_PROJECTION = "embedding_projection.weight"
 _HEAD = "lm_head.weight"
 
 
@@ -47,7 +53,8 @@ def read_vector_checkpoint(raw: Mapping[str, Any], path: str | Path) -> VectorCh
     Raises:
         UnsupportedModelError: It was trained to see both ways, or brings code of its own.
     """
-    config, folder = dict(raw), Path(path)
+    folder = Path(path)
+    config = _as_embedding_gemma2(raw, folder)
     names = config.get("architectures") or []
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     is_for_vectors = folder.is_dir() and (folder / _SENTENCE_FILES).is_file()
@@ -68,6 +75,42 @@ def read_vector_checkpoint(raw: Mapping[str, Any], path: str | Path) -> VectorCh
     return VectorCheckpoint(config, is_tied)
 
 
+def _as_embedding_gemma2(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a config.json; of an EmbeddingGemma 2 that of its text part, which sees both ways."""
+    config = dict(raw)
+    kind, text = config.get("model_type"), config.get("text_config")
+    if kind == "embedding_gemma2" and isinstance(text, Mapping):
+        config = {**text, "model_type": "embedding_gemma2_text"}
+    elif kind != "embedding_gemma2_text":
+        return config
+    config |= {"architectures": [_EMBEDDING_GEMMA2], "use_bidirectional_attention": True}
+    # Every prompt is a step: its room is that of the longest text, and not of the positions.
+    longest = _read_longest(folder)
+    if longest is not None:
+        positions = config.get("max_position_embeddings")
+        config["max_position_embeddings"] = (
+            min(longest, positions) if isinstance(positions, int) else longest
+        )
+    return config
+
+
+def _read_longest(folder: Path) -> int | None:
+    """Return the tokens of the longest text by sentence-transformers' files; None: any."""
+    try:
+        limits = json.loads((folder / _TEXT_LIMITS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        # Whoever makes vectors says what is wrong with them.
+        return None
+    longest = limits.get("max_seq_length") if isinstance(limits, dict) else None
+    return longest if type(longest) is int and longest > 0 else None
+
+
+def find_projection(folder: Path) -> StoredTensor | None:
+    """Return the matrix that maps rows to the width of vectors; None: there is none."""
+    stored = read_headers(find_weight_files(folder))
+    return next((tensor for tensor in stored if tensor.name.endswith(_PROJECTION)), None)
+
+
 def _find_causal(name: str) -> str | None:
     """Return the model that generates of which a class is the body; None: it is no body."""
     match = _BODY.fullmatch(name)
@@ -83,10 +126,10 @@ def _refuse_both_ways(config: Mapping[str, Any], names: list[str], *, has_code: 
             f"see tokens on both sides, which is not supported for it. {advice}"
         )
     both = config.get("use_bidirectional_attention") is True
-    if both and any((_find_causal(name) or name) != _SERVED_BOTH_WAYS for name in names):
+    if both and any((_find_causal(name) or name) not in _SERVED_BOTH_WAYS for name in names):
         raise UnsupportedModelError(
             f"config.json says use_bidirectional_attention=true, which is supported for "
-            f"{_SERVED_BOTH_WAYS} alone, not for {', '.join(names)}. {advice}"
+            f"{' and '.join(_SERVED_BOTH_WAYS)} alone, not for {', '.join(names)}. {advice}"
         )
     for name in names:
         if name not in MODELS and _BOTH_WAYS.search(name):

@@ -266,7 +266,7 @@ class LayerInputsPlan:
     """A small input of its own for each layer and token: from a table, and from the embedding.
 
     Attributes:
-        vocab_size: Rows of the table.
+        vocab_size: Rows of the table; 0: there is none.
         width: Values per layer and token.
     """
 

@@ -30,6 +30,8 @@ class PlainLinear(StoredLinear):
 class LayerInputs(nn.Module):
     """Makes all layers' inputs of a step: (row of the table + projected embedding) / sqrt 2.
 
+    Without a table the projected embedding is all of it.
+
     Letters: L layers, w values of each.
     """
 
@@ -38,7 +40,11 @@ class LayerInputs(nn.Module):
         make, config = parts.make, parts.config
         self._shape = (len(config.layers), plan.width)
         total = len(config.layers) * plan.width
-        self.table = MappedTable(f"{_TABLE}.weight", plan.vocab_size, total, make)
+        self.table = (
+            MappedTable(f"{_TABLE}.weight", plan.vocab_size, total, make)
+            if plan.vocab_size
+            else None
+        )
         self.projection = PlainLinear(_PROJECTION, config.hidden_size, total, make)
         self.norm = make.parameter(plan.width)
         # Rounded as the published models round them.
@@ -49,15 +55,18 @@ class LayerInputs(nn.Module):
 
     def forward(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Maps token ids [T] and their scaled embeddings [T, D] to [T, L, w]."""
-        stored = self.table(token_ids).view(-1, *self._shape) * self.table_scale
         projected = (self.projection(embedded) * self.projection_scale).view(-1, *self._shape)
-        total: torch.Tensor = stored + self._norm(projected, self.norm, self._eps)
+        own: torch.Tensor = self._norm(projected, self.norm, self._eps)
+        if self.table is None:
+            return own
+        stored = self.table(token_ids).view(-1, *self._shape) * self.table_scale
+        total: torch.Tensor = stored + own
         return total / math.sqrt(2.0)
 
     def weight_slots(self) -> dict[str, torch.Tensor]:
         """Returns tensor name -> destination; that of the table is on no device."""
         return {
-            **self.table.weight_slots(),
+            **({} if self.table is None else self.table.weight_slots()),
             **self.projection.weight_slots(_PROJECTION),
             _NORM: self.norm.data,
         }

@@ -349,8 +349,10 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
 
     def map_weight(self, name: str, values: torch.Tensor) -> None:
         """Takes a tensor whose slot is on no device, as it lies in its file."""
-        assert self.layer_inputs is not None, f"{name} has a slot of its own"
-        self.layer_inputs.table.take(values)
+        inputs = self.layer_inputs
+        table = None if inputs is None else inputs.table
+        assert table is not None, f"{name} has a slot of its own"
+        table.take(values)
 
     def settle_drafts(
         self, settled: Sequence[RecurrentRows | None], kv_caches: Mapping[str, torch.Tensor]
