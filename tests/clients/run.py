@@ -41,7 +41,11 @@ _INSTALL_TIMEOUT_S = 900
 _ROWS_TIMEOUT_S = 600
 _IDLE_TIMEOUT_S = 60.0
 _BUSY = [(f"vllm:num_requests_{state}",) for state in ("running", "waiting")]
-_HANDLERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_HANDLERS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/decisions", "/v1/embeddings", "/v1/files", "/v1/batches"),
+    *("/v2/embed", "/v1/rerank", "/v2/rerank"),
+)
 NODE, PROMETHEUS, TEMPLATES = "node", "prometheus", "axolotl, oumi, trl"
 # Their rows run where this project is installed.
 _OWN_PYTHON = (PROMETHEUS, TEMPLATES)
@@ -57,6 +61,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("huggingface_py.py",),
     "langchain": ("langchain_py.py",),
     "litellm": ("litellm_py.py",),
+    "cohere": ("cohere_py.py",),
     "llama-index": ("llama_index_py.py",),
     "dspy": ("dspy_py.py",),
     "haystack": ("haystack_py.py",),
@@ -342,7 +347,7 @@ def start_servers(scratch: Path, sink: Collector) -> Iterator[Servers]:
     agent = ServerProcess(
         scratch / "agent.txt",
         *("--served-model-name", "agent", "--max-model-len", "16384"),
-        *("--enable-tokenizer-info-endpoint", *shared),
+        *("--enable-tokenizer-info-endpoint", "--batch-dir", str(scratch / "batches"), *shared),
         model=str(scratch / "checkpoint"),
         environment={"VLLM_CHECK_INVARIANTS": "0", "OTEL_SERVICE_NAME": "agent"},
     )

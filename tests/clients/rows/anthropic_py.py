@@ -89,7 +89,7 @@ def image(row: Row) -> None:
             model=MODEL, max_tokens=50, messages=[{"role": "user", "content": [block]}]
         )
     except anthropic.BadRequestError as error:
-        assert "image" in str(error), error
+        assert "picture" in str(error), error
         row.shown = str(error)
         return
     raise AssertionError("no error")

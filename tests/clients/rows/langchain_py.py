@@ -7,6 +7,7 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate, Score
 from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 from pydantic import BaseModel
@@ -75,12 +76,29 @@ def _embeddings(row: Row) -> None:
     row.shown = f"{len(one)} dimensions"
 
 
+def _decisions(row: Row) -> None:
+    model = OpenAIDecisions(model=MODEL, base_url=V1, api_key="none", max_retries=0)
+    asked = {
+        "red": Predicate(instructions="Is it red?"),
+        "which": Choice(instructions="Which?", choices={"lamp": None, "chair": "to sit on"}),
+        "bright": Score(instructions="How bright?", levels=["dark", "bright"]),
+    }
+    told = model.invoke({"input": "A red lamp. " * 40, "questions": asked})
+    assert set(told.answers) == set(asked), told
+    chosen = told.choices["which"]
+    assert chosen.choice in ("lamp", "chair")
+    assert abs(sum(chosen.probabilities.values()) - 1) < 0.01
+    assert 0 <= told.scores["bright"].score <= 1
+    row.shown = f"red {told.predicates['red'].probability:.2f}, {told.usage.input_tokens} tokens"
+
+
 run(
     {
         "ChatOpenAI, langgraph agent": lambda row: _agent(row, _openai()),
         "ChatOpenAI, responses": lambda row: _agent(row, _openai(use_responses_api=True)),
         "ChatAnthropic, langgraph agent": lambda row: _agent(row, _anthropic()),
         "OpenAIEmbeddings": _embeddings,
+        "OpenAIDecisions": _decisions,
         "structured output": _structured,
         "context overflow": lambda row: _overflow(row, _openai()),
         "context overflow, messages": lambda row: _overflow(row, _anthropic()),

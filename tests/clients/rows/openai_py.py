@@ -1,6 +1,7 @@
 """openai (Python): chats, responses, completions."""
 
 import json
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -104,6 +105,59 @@ def embeddings(row: Row) -> None:
     row.shown = f"{len(plain[0].embedding)} dimensions"
 
 
+def decisions(row: Row) -> None:
+    asked: Any = [
+        {"type": "predicate", "instructions": "Is it red?"},
+        {
+            "type": "choice",
+            "name": "which",
+            "instructions": "Which?",
+            "choices": [{"value": True}, {"value": "true", "description": "the word"}],
+        },
+        {"type": "score", "instructions": "How?", "levels": [{"label": "a"}, {"label": "b"}]},
+    ]
+    told = client.decisions.create(
+        model=MODEL,
+        input="A red lamp. " * 40,
+        questions=asked,
+        prompt_cache_options={"mode": "implicit", "ttl": "30m"},
+    )
+    predicate, choice, score = told.answers
+    assert (predicate.type, choice.name, score.name) == ("predicate", "which", None)
+    assert [entry.value for entry in choice.probabilities] == [True, "true"]
+    row.cached.append(told.usage.input_tokens_details.cached_tokens)
+    row.shown = f"{predicate.probability:.2f}, {choice.choice}, {score.score:.2f}"
+
+
+def batch(row: Row) -> None:
+    """A file up, a batch through, its results down, all of it removed."""
+    lines = [
+        {
+            "custom_id": f"line-{i}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": MODEL, "messages": [{"role": "user", "content": f"{ASK} {i}"}]},
+        }
+        for i in range(3)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    made = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    while made.status not in ("completed", "failed", "expired", "cancelled"):
+        time.sleep(0.1)
+        made = client.batches.retrieve(made.id)
+    assert made.status == "completed", made
+    rows = client.files.content(made.output_file_id).text.splitlines()
+    assert {json.loads(line)["custom_id"] for line in rows} == {f"line-{i}" for i in range(3)}
+    assert made.id in [one.id for one in client.batches.list()]
+    for name in (file.id, made.output_file_id):
+        assert client.files.delete(name).deleted
+    row.tokens = made.usage.output_tokens
+    row.shown = f"{made.request_counts.completed} lines"
+
+
 def image(row: Row) -> None:
     part: Any = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}}
     chat: Any = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}]
@@ -117,7 +171,7 @@ def _check_refused(row: Row, ask: Callable[[], Any]) -> None:
     try:
         ask()
     except openai.BadRequestError as error:
-        assert "image" in str(error), error
+        assert "picture" in str(error), error
         row.shown = str(error)
         return
     raise AssertionError("no error")
@@ -189,6 +243,8 @@ run(
         "responses, 10 turns": responses_agent,
         "context overflow": context_overflow,
         "embeddings": embeddings,
+        "decisions": decisions,
+        "files and batches": batch,
         "what is not served": not_served,
         "image, refused": image,
         "wrong key, refused": wrong_key,
