@@ -15,7 +15,7 @@ def embed(row: Row) -> None:
     floats = told.float_
     made = (floats, told.int8, told.uint8, told.binary, told.ubinary)
     assert [one and len(one) for one in made] == [len(TEXTS)] * 5, made
-    assert told.base64 and len(told.base64) == len(TEXTS), told.base64
+    assert len(told.base64 or ()) == len(TEXTS), told.base64
     for vector, signed, unsigned, bits in zip(
         floats, told.int8, told.uint8, told.ubinary, strict=True
     ):
