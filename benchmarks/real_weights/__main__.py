@@ -22,6 +22,8 @@ from benchmarks.real_weights.checks import (
     check_schemas,
 )
 from benchmarks.real_weights.drafts import check_drafts
+from benchmarks.real_weights.llama_cpp import check_perplexity as compare_perplexity
+from benchmarks.real_weights.llama_cpp import check_tokenizer
 from benchmarks.real_weights.models import MODELS, USUAL, ModelUnavailableError, fetch
 from benchmarks.real_weights.perplexity import check_perplexity
 from benchmarks.real_weights.schemas import list_schemas
@@ -37,6 +39,14 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=20_000, help="For perplexity.")
     parser.add_argument("--rounds", type=int, default=3, help="For the speed of drafts.")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--odd-texts", type=int, default=5000, help="For token ids.")
+    parser.add_argument(
+        "--llama-cpp",
+        type=Path,
+        metavar="DIR",
+        help="Of llama-server and llama-perplexity: compares token ids and perplexity, too.",
+    )
+    parser.add_argument("--checks", nargs="+", help="Only these, by the names in the output.")
     args = parser.parse_args()
     names = list(MODELS) if "all" in args.models else args.models
     unknown = [name for name in names if name not in MODELS]
@@ -59,6 +69,18 @@ def main() -> int:
             "drafts": partial(check_drafts, num_rounds=args.rounds),
             "schemas": partial(check_schemas, schemas=list_schemas()),
         }
+        if args.llama_cpp is not None:
+            checks["llama_cpp_ids"] = partial(
+                check_tokenizer,
+                programs=args.llama_cpp,
+                num_texts=args.odd_texts,
+                seed=args.seed,
+            )
+            checks["llama_cpp_perplexity"] = partial(
+                compare_perplexity, programs=args.llama_cpp, num_tokens=args.tokens
+            )
+        chosen = checks if args.checks is None else args.checks
+        checks = {title: checks[title] for title in chosen}
         figures = {}
         for title, check in checks.items():
             print(f"{name}: {title} ...", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ token after a window's first is scored.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import MappingProxyType
@@ -61,14 +61,20 @@ def cut_windows(llm: LLM, num_tokens: int) -> list[list[int]]:
     return whole[: -(-num_tokens // (WINDOW - 1))]
 
 
-def score(llm: LLM, windows: list[list[int]]) -> tuple[float, int]:
-    """Return minus the sum of the log probabilities, and of how many tokens."""
+def score(llm: LLM, windows: Sequence[list[int]], first: int = 0) -> tuple[float, int]:
+    """Return minus the sum of the log probabilities, and of how many tokens.
+
+    Args:
+        llm: The engine.
+        windows: Of tokens.
+        first: The place in a window of the first token that others are scored behind.
+    """
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     loss, count = 0.0, 0
     for window in windows:
         (output,) = llm.generate([{"prompt_token_ids": window}], params, use_tqdm=False)
         assert output.prompt_logprobs is not None
-        told = zip(output.prompt_logprobs[1:], window[1:], strict=True)
+        told = list(zip(output.prompt_logprobs[1:], window[1:], strict=True))[first:]
         loss -= sum(entry[token].logprob for entry, token in told)
-        count += len(window) - 1
+        count += len(told)
     return loss, count
