@@ -1,5 +1,7 @@
 """The core's worker with Ascend's pages, memory accounting and decode graphs."""
 
+from typing_extensions import override
+
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import ALONE, WorkerPlace
 from vllm.exceptions import ConfigError
@@ -126,12 +128,8 @@ class NPUWorker(Worker):
             self._config.cache_config.gpu_memory_utilization,
         )
 
+    @override
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache and become ready for steps.
-
-        Raises:
-            ConfigError: The config's layers are not the model's: missing and extra are listed.
-        """
         self._report_bytes()
         if envs.wants_decode_graphs() and not self._config.model_config.enforce_eager:
             if not self._is_npu:

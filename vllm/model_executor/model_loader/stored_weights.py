@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError
 from vllm.model_executor.layers.quantization.code_layouts import read_fp8_codes, read_mxfp4_codes
@@ -97,8 +98,8 @@ class StoredWeights(MatrixStorages):
             return False
         return any(name.startswith(prefix) for name in self._tensors)
 
+    @override
     def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
-        """See ``WeightQuantization``."""
         if not self.is_quantised:
             return None
         dtypes = {self._tensors[name].dtype for name in names if name in self._tensors}

@@ -16,6 +16,8 @@ from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING, cast
 
+from typing_extensions import override
+
 from vllm import envs
 from vllm.exceptions import ConfigError, NoFreeBlocksError
 from vllm.utils.hashing import BlockHash
@@ -204,8 +206,8 @@ class CheckpointCoordinator(Coordinator):
                 needed.kind, needed.num_behind, lost, is_partial=needed.is_partial
             )
 
+    @override
     def claim(self, request: Request) -> None:
-        """Let what a request that begins to wait would hit be reused last, until it is admitted."""
         hit = self.look_up(request, request.num_tokens - 1).hit
         assert hit is not None
         # Tables of windows first, and each from its end: the beginning serves others too.
@@ -213,18 +215,18 @@ class CheckpointCoordinator(Coordinator):
         blocks = chain.from_iterable(reversed(blocks) for _, blocks in tables)
         self.block_pool.claims.claim(request.request_id, blocks)
 
+    @override
     def should_wait(self, request: Request, found: Lookup) -> bool:
-        """Whether a running prefill is about to publish more of a waiting request's prefix."""
         return self._waiting.should_wait(request, found, self._num_steps)
 
+    @override
     def announce(self, request: Request) -> None:
-        """Let running prefills leave what a request that waits would hit; there is no room yet."""
         self._waiting.announce(request)
 
     # ---- one step of one request -------------------------------------------------------------
 
+    @override
     def num_blocks_in_full(self, step: StepRequest) -> int:
-        """Return the free blocks a request would use until its prompt is computed."""
         length = min(step.request.num_tokens, self.settings.max_model_len)
         needed = max_request_blocks(self.geometry, length, self.settings.num_lookahead_tokens)
         cache = self._admitted(step)
@@ -249,12 +251,8 @@ class CheckpointCoordinator(Coordinator):
         # Nothing accepted lies beyond main_end, so nothing is to be published either.
         return begin <= start and main_end < begin + unit and published.unfollowed is None
 
+    @override
     def advance(self, step: StepRequest) -> bool:
-        """Take note of what was accepted since the last step; give back what is not needed.
-
-        Returns:
-            Whether that is all: the request has the blocks of the step, and publishes nothing.
-        """
         cache = self._admitted(step)
         if cache is None:
             return False
@@ -437,8 +435,8 @@ class CheckpointCoordinator(Coordinator):
             self.block_pool.free_blocks(self._ends_in_flight)
             self._ends_in_flight = []
 
+    @override
     def commit_step(self) -> None:
-        """End a ``schedule()``: publish what it allocated."""
         if not self._changed:
             return
         for cache in self._changed.values():
@@ -518,10 +516,10 @@ class CheckpointCoordinator(Coordinator):
         """Return the checkpoints in the first ``end`` tokens of a prompt."""
         return list_checkpoints(self.index, self.geometry, block_hashes, end)
 
+    @override
     def find_standing(
         self, block_hashes: Sequence[BlockHash], position: int
     ) -> CheckpointStanding | None:
-        """Return what the checkpoint at a boundary is to the cache; None: there is none."""
         record = self.index.checkpoints.get(block_hashes[position // self.geometry.unit - 1])
         return None if record is None else record.standing
 
@@ -586,8 +584,8 @@ class CheckpointCoordinator(Coordinator):
                 self._publisher.publish(cache, num_tokens, ())
 
     @property
+    @override
     def rebuild_tokens(self) -> int | None:
-        """Tokens before the end of dense rows to compute again to resume there; None: it cannot."""
         return self.policy.rebuild_tokens
 
     # ---- the rest of a coordinator's face ----------------------------------------------------
@@ -597,8 +595,8 @@ class CheckpointCoordinator(Coordinator):
         start = request.num_computed_tokens
         return self.geometry.chunk_end(start, start + num_new_tokens, request.num_tokens) - start
 
+    @override
     def free(self, request_id: str) -> None:
-        """Give back everything a request holds; what it published stays cached."""
         assert request_id not in self._promised, "others were given rows of a step that runs"
         self.block_pool.claims.release(request_id)
         cache = self.requests.pop(request_id, None)
@@ -662,20 +660,20 @@ class CheckpointCoordinator(Coordinator):
             blocks[table.geometry.group_id] = table.blocks
         return tuple(blocks)
 
+    @override
     def find_first_token(self, request_id: str, block_ids: Collection[int]) -> int | None:
-        """Return the first token of a request with rows in one of the blocks; None: none has."""
         cache = self.requests.get(request_id)
         places = () if cache is None else cache.list_places()
         return min((token for token, block_id in places if block_id in block_ids), default=None)
 
+    @override
     def list_blocks_from(self, request_id: str, num_tokens: int) -> set[int]:
-        """Return the ids of a request's blocks with rows of tokens from ``num_tokens`` on."""
         cache = self.requests.get(request_id)
         places = () if cache is None else cache.list_places(num_tokens)
         return {block_id for _, block_id in places}
 
+    @override
     def max_blocks_of(self, num_tokens: int) -> int:
-        """Return the most blocks one request of a length can hold."""
         return max_request_blocks(self.geometry, num_tokens, self.settings.num_lookahead_tokens)
 
     def reset_prefix_cache(self) -> bool:
@@ -687,12 +685,12 @@ class CheckpointCoordinator(Coordinator):
             self._session_rows.clear()
         return done
 
+    @override
     def held_prefixes(self) -> Sequence[HeldPrefix]:
-        """Return the prefixes that somebody asked to keep."""
         return tuple(self.held.describe())
 
+    @override
     def forget_prefix(self, name: str) -> bool:
-        """Let go of such a prefix; returns whether there is one of the name."""
         return self.held.forget(name)
 
     def end_session(self, session: int) -> int:
@@ -715,8 +713,8 @@ class CheckpointCoordinator(Coordinator):
     def remove_skipped_blocks(self, request_id: str, total_computed_tokens: int) -> None:
         """Do nothing: ``advance`` gives back what was passed."""
 
+    @override
     def policy_stats(self) -> CachePolicyStats | None:
-        """Return what was learnt of the traffic; None where nothing is."""
         return self.prefixes.policy_stats()
 
     def find_faults(self, num_computed: Mapping[str, int]) -> Iterator[tuple[str, str]]:
@@ -727,8 +725,8 @@ class CheckpointCoordinator(Coordinator):
             for fault in self.requests[request_id].find_uncovered(computed):
                 yield "I5", fault
 
+    @override
     def held_blocks(self) -> Iterator[KVCacheBlock]:
-        """Iterate over the blocks of all tables and copies, once per hold."""
         yield from self._ends_in_flight
         for cache in self.requests.values():
             yield from cache.held_blocks()

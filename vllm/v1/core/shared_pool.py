@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from typing_extensions import override
+
 from vllm.exceptions import NoFreeBlocksError
 from vllm.v1.core.block_pool import TieredPool, check_free
 from vllm.v1.core.pool.block_index import BlockIndex
@@ -158,8 +160,8 @@ class SharedPool(TieredPool):
         )
 
     @property
+    @override
     def proven_share(self) -> float:
-        """The part of the blocks in regular tiers that were hit or came back, 0..1."""
         num_free = sum(tier.num_free_blocks for tier in self._regular)
         proven = sum(tier.proven_share * tier.num_free_blocks for tier in self._regular)
         return proven / num_free if num_free else 0.0

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from typing_extensions import override
+
 from vllm.exceptions import ConfigError
 from vllm.v1.kv_cache_specs.geometry import GroupGeometry
 from vllm.v1.kv_cache_specs.layouts import GroupLayout, PageLayout
@@ -313,8 +315,8 @@ class KeyValueSpec(AttentionSpec):
             object.__setattr__(self, "head_size_v", self.head_size)
 
     @property
+    @override
     def real_page_size_bytes(self) -> int:
-        """Bytes a block really fills."""
         assert self.head_size_v is not None
         width = self.num_kv_heads * (self.head_size + self.head_size_v)
         return self.block_size * width * self.dtype.itemsize

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from typing_extensions import override
+
 from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_specs.base import KeyValueSpec, KVCacheSpec, KVCacheSpecKind, PackingKey
@@ -117,8 +119,8 @@ class TQFullAttentionSpec(FullAttentionSpec):
     tq_slot_size: int = 0
 
     @property
+    @override
     def real_page_size_bytes(self) -> int:
-        """Bytes a block really fills."""
         if self.tq_slot_size > 0:
             return self.block_size * self.num_kv_heads * self.tq_slot_size
         return super().real_page_size_bytes

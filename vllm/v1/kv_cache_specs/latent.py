@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from typing_extensions import override
+
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_specs.base import AttentionSpec
 
@@ -41,13 +43,13 @@ class LatentRowsSpec(AttentionSpec):
     lazy_reach: int = 0
 
     @property
+    @override
     def serves_drafter(self) -> bool:
-        """Whether a drafter fills the rows."""
         return self.is_drafter
 
     @property
+    @override
     def tokens_per_row(self) -> int:
-        """Tokens that a row stands for."""
         return self.compress_ratio
 
     @property
@@ -56,8 +58,8 @@ class LatentRowsSpec(AttentionSpec):
         return self.block_size // self.compress_ratio
 
     @property
+    @override
     def real_page_size_bytes(self) -> int:
-        """Bytes a block really fills."""
         if self.cache_dtype_str == "fp8_ds_mla":
             is_v4 = self.model_version == "deepseek_v4"
             row = _FP8_DS_MLA_V4_ROW_BYTES if is_v4 else _FP8_DS_MLA_ROW_BYTES

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
@@ -176,8 +178,8 @@ class OffloadingConnector(BesideStepsConnector):
         """Return the step's orders, and begin the next one's."""
         return self._keeps.make_orders(scheduler_output)
 
+    @override
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Take what the workers report."""
         tier = self._keeps
         report = connector_output.kv_connector_worker_meta
         tier.note_step_end()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from vllm.distributed.kv_transfer.handover.direct import DataPlane
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, HandoverReport
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
@@ -144,8 +146,8 @@ class TcpConnector(BesideStepsConnector, ConnectorHooks):
         self._num_returning += len(orders.returned)
         return orders
 
+    @override
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Take what the workers report."""
         for request_id in connector_output.finished_recving or ():
             self._takes.settle(request_id, self._orders)
         for request_id in connector_output.failed_recving:

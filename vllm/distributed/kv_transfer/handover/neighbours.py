@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from typing_extensions import override
+
 from vllm.distributed.kv_transfer.handover.connector import TcpConnector
 from vllm.distributed.kv_transfer.handover.hot_loads import HotLoads
 from vllm.distributed.kv_transfer.handover.orders import HandoverReport
@@ -40,8 +42,8 @@ class NeighbourConnector(TcpConnector):
 
     shares_caches = True
 
+    @override
     def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
-        """Take the manager that holds, and makes room for, prefixes."""
         super().bind_kv_cache_manager(manager)
         self._manager = manager
         self._unit = self._unit_of(manager.kv_cache_config)
@@ -131,8 +133,8 @@ class NeighbourConnector(TcpConnector):
         """Return what was pulled since the last call."""
         return self._hot.take_stats()
 
+    @override
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Take what the workers report."""
         for request_ids, has_failed in (
             (connector_output.finished_recving, False),
             (connector_output.failed_recving, True),

@@ -1,6 +1,7 @@
 """Grouped-query attention over paged keys and values, with windows, sinks and soft caps."""
 
 import torch
+from typing_extensions import override
 
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.decoder.config import LayerPlan
@@ -144,14 +145,14 @@ class DecoderAttention(PagedAttention):
         factors = 1.0 + self._shape.position_beta * torch.log1p(periods)
         return factors.to(self._plain_norm.dtype).view(-1, 1, 1)
 
+    @override
     def _split_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and values [..., K, d] of rows [..., 2 * K * d]."""
         shape = self._shape
         both = rows.view(*rows.shape[:-1], 2, shape.num_kv_heads, shape.head_dim)
         return both[..., 0, :, :], both[..., 1, :, :]
 
+    @override
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Returns tensor name -> destination."""
         slots = self.output.weight_slots(f"{prefix}.o_proj")
         biases: tuple[torch.Tensor, ...] = ()
         if self.qkv_bias is not None:

@@ -4,6 +4,7 @@ Decays and gates are products of two narrow matrices each. Source: arXiv:2510.26
 """
 
 import torch
+from typing_extensions import override
 
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
@@ -52,13 +53,13 @@ class ChannelDecayNet(DeltaRuleNet):
             logs = self._decay_logs(by_channel, bias, rates)
         return mixed, self.gates(gates), betas, logs
 
+    @override
     def _map_output(self, normed: torch.Tensor) -> torch.Tensor:
-        """Maps gated outputs [T, H * V] to [T, D]."""
         output: torch.Tensor = self.output(normed)
         return output
 
+    @override
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Returns tensor name -> destination."""
         rates = self.a_log.data
         slots = {
             **self.output.weight_slots(f"{prefix}.o_proj"),

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from vllm.distributed.parallel_state import shard_size
 from vllm.exceptions import UnsupportedFeatureError
@@ -244,14 +245,14 @@ class SharedExperts(Experts):
         self.shared_gate = parts.make.parameter(1, parts.config.hidden_size)
         self._linear = parts.ops("linear")
 
+    @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Maps the normed input [T, D] to [T, D]."""
         share: torch.Tensor = self._linear(x, self.shared_gate).sigmoid()
         shared: torch.Tensor = self.shared(x)
         return super().forward(x) + shared * share
 
+    @override
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Returns tensor name -> destination."""
         return {
             **super().weight_slots(prefix),
             **self.shared.weight_slots(f"{prefix}.shared_expert"),
@@ -275,8 +276,8 @@ class SigmoidExperts(ExpertBank):
             self.shared = GatedMlp(plan.shared, parts.within(prefix))
         self._choose_by_sigmoid = parts.ops("choose_by_sigmoid")
 
+    @override
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns int64 ids and fp32 weights [T, k] for the router's input [T, D]."""
         router = self._router_plan
         chosen: tuple[torch.Tensor, torch.Tensor] = self._choose_by_sigmoid(
             self._score(x, self.router),

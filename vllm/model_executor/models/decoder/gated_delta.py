@@ -1,6 +1,7 @@
 """The delta rule with one decay a head (Qwen 3.5)."""
 
 import torch
+from typing_extensions import override
 
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.models.decoder.config import GatedDeltaPlan
@@ -50,8 +51,8 @@ class GatedDeltaNet(DeltaRuleNet):
         mixed, gates, betas, decays = self._split(x)
         return mixed, gates, betas, self._decay_logs(decays, self.dt_bias, self.a_log)
 
+    @override
     def _map_output(self, normed: torch.Tensor) -> torch.Tensor:
-        """Maps gated outputs [T, H * V] to [T, D]."""
         output: torch.Tensor = self.output(normed)
         return output
 
@@ -70,8 +71,8 @@ class GatedDeltaNet(DeltaRuleNet):
         mixed = torch.cat([queries, keys, values], -1)
         return mixed, gates, betas.flatten(1), decays.flatten(1)
 
+    @override
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Returns tensor name -> destination."""
         slots = {
             **self.output.weight_slots(f"{prefix}.out_proj"),
             f"{prefix}.A_log": self.a_log.data,

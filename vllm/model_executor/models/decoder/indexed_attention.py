@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch.nn.functional import layer_norm
+from typing_extensions import override
 
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.layers.linear import ReplicatedLinear
@@ -293,8 +294,8 @@ class IndexedAttention(LatentAttention):
         chosen[:, :num_pooled] |= is_chosen.repeat_interleave(indexer.pool_size, 1)
         return chosen
 
+    @override
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Returns tensor name -> destination."""
         own = f"{prefix}.indexer"
         slots = {
             **super().weight_slots(prefix),

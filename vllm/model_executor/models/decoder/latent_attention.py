@@ -12,6 +12,7 @@ Source: arXiv:2405.04434, section 2.1.
 """
 
 import torch
+from typing_extensions import override
 
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.layers.linear import (
@@ -153,8 +154,8 @@ class LatentAttention(PagedAttention):
         both = rows.unsqueeze(-2)
         return both, both
 
+    @override
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Returns tensor name -> destination."""
         slots = {
             **self.output.weight_slots(f"{prefix}.o_proj"),
             f"{prefix}.kv_a_layernorm.weight": self.row_norm.data,

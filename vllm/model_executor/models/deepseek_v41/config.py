@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from vllm.exceptions import ConfigError
 from vllm.model_executor.models.config_fields import FieldReader
 from vllm.model_executor.models.deepseek_v4.config import LatentConfig, LayerPlan, check_shapes
@@ -61,8 +63,8 @@ class DeepseekV41Config(LatentConfig):
     image_token_id: int | None
 
     @property
+    @override
     def placeholder_ids(self) -> tuple[int, ...]:
-        """Token ids that stand for images, which prompts cannot have."""
         return () if self.image_token_id is None else (self.image_token_id,)
 
     def names_candidates(self, source: int) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from typing_extensions import override
+
 from vllm.config.tenants import BATCH_TENANT
 from vllm.v1.core.sched.fair_shares import FairShares, Rank
 from vllm.v1.core.sched.request_queue import (
@@ -63,14 +65,14 @@ class FairRequestQueue(RequestQueue):
         self._queue_of(request).add_request(request)
         self._size += 1
 
+    @override
     def pop_request(self) -> Request:
-        """Take the next request; IndexError if there is none."""
         request = self._next().pop_request()
         self._size -= 1
         return request
 
+    @override
     def peek_request(self) -> Request:
-        """Return the next request; IndexError if there is none."""
         return self._next().peek_request()
 
     def prepend_request(self, request: Request) -> None:
@@ -83,13 +85,13 @@ class FairRequestQueue(RequestQueue):
         for request in requests:
             self.prepend_request(request)
 
+    @override
     def remove_request(self, request: Request) -> None:
-        """Take a request out; ValueError if it is not queued."""
         self._queue_of(request).remove_request(request)
         self._size -= 1
 
+    @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take several requests out; those not queued are passed over."""
         gone = list(requests)
         for queue in self._queues.values():
             before = len(queue)
@@ -146,8 +148,8 @@ class FairRequests(Requests):
 
     # ---- in and out --------------------------------------------------------------------------
 
+    @override
     def add(self, request: Request) -> None:
-        """Queue a new request."""
         self.shares.arrive(self._name_of(request))
         super().add(request)
 
@@ -250,8 +252,8 @@ class FairRequests(Requests):
         )
         return max(0, _BATCH_TOKENS - taken)
 
+    @override
     def end_deferral(self) -> None:
-        """Whoever waits may have what is left of the step."""
         self._deferred_rank = None
 
     def take_displaced(self, max_num_seqs: int) -> Request | None:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
+from typing_extensions import override
+
 from vllm.v1.request import Request
 
 
@@ -66,12 +68,12 @@ class FCFSRequestQueue(deque[Request], RequestQueue):
         """Add a request at the end."""
         self.append(request)
 
+    @override
     def pop_request(self) -> Request:
-        """Take the first request; IndexError if there is none."""
         return self.popleft()
 
+    @override
     def peek_request(self) -> Request:
-        """Return the first request; IndexError if there is none."""
         if not self:
             raise IndexError("peek from an empty queue")
         return self[0]
@@ -88,12 +90,12 @@ class FCFSRequestQueue(deque[Request], RequestQueue):
         """
         self.extendleft(requests)
 
+    @override
     def remove_request(self, request: Request) -> None:
-        """Take a request out; ValueError if it is not queued."""
         self.remove(request)
 
+    @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take several requests out; those not queued are passed over."""
         gone = set(requests)
         kept = [request for request in self if request not in gone]
         # In place: others hold this queue.
@@ -114,14 +116,14 @@ class PriorityRequestQueue(RequestQueue):
         """Add a request at its place."""
         heapq.heappush(self._heap, request)
 
+    @override
     def pop_request(self) -> Request:
-        """Take the first request; IndexError if there is none."""
         if not self._heap:
             raise IndexError("pop from an empty queue")
         return heapq.heappop(self._heap)
 
+    @override
     def peek_request(self) -> Request:
-        """Return the first request; IndexError if there is none."""
         if not self._heap:
             raise IndexError("peek from an empty queue")
         return self._heap[0]
@@ -135,13 +137,13 @@ class PriorityRequestQueue(RequestQueue):
         for request in requests:
             self.add_request(request)
 
+    @override
     def remove_request(self, request: Request) -> None:
-        """Take a request out; ValueError if it is not queued."""
         self._heap.remove(request)
         heapq.heapify(self._heap)
 
+    @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take several requests out; those not queued are passed over."""
         gone = set(requests)
         self._heap = [request for request in self._heap if request not in gone]
         heapq.heapify(self._heap)

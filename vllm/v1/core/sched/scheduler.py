@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from vllm import envs
 from vllm.distributed.kv_events import EventPublisher, EventPublisherFactory, KVEventBatch
 from vllm.v1.core.sched.admission import AdmissionPass
@@ -136,16 +138,16 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             # Others take blocks before it does.
             self.kv_cache_manager.claim(request)
 
+    @override
     def get_num_unfinished_requests(self) -> int:
-        """Return how many requests wait or run."""
         return sum(self.get_request_counts())
 
+    @override
     def get_request_counts(self) -> tuple[int, int]:
-        """Return how many requests run and how many wait."""
         return len(self._requests.running), self._requests.num_waiting
 
+    @override
     def has_finished_requests(self) -> bool:
-        """Whether ended requests must still be told to the workers or clients, or cleaned up."""
         if self._requests.has_changes():
             return True
         if self.connector is None:
@@ -186,8 +188,8 @@ class Scheduler(SchedulerNames, SchedulerInterface):
 
     # ================================================================= schedule
 
+    @override
     def schedule(self) -> SchedulerOutput:
-        """Decide the next step; requests advance as if it had run."""
         manager = self.kv_cache_manager
         manager.new_step_starts()
         held = self._get_holdings()
@@ -412,10 +414,10 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         # None means that the connector keeps nothing to forget.
         return self.connector.reset_cache() is not False
 
+    @override
     def make_stats(
         self, spec_decoding_stats: SpecDecodingStats | None = None
     ) -> SchedulerStats | None:
-        """Return the state after a step; None when statistics are off."""
         if not self.log_stats:
             return None
         local, external = self._stats.take()

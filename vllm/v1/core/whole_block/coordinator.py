@@ -10,6 +10,8 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from vllm.exceptions import NoFreeBlocksError
 from vllm.utils.hashing import BlockHash
 from vllm.v1.core.block_pool import BlockPool
@@ -221,14 +223,14 @@ class KVCacheCoordinator(Coordinator):
         # Allocation gives a request a table in every group, if only an empty one.
         return bool(managers) and request_id in managers[0].req_to_blocks
 
+    @override
     def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
-        """Return a request's tables by group."""
         return tuple(
             manager.req_to_blocks.get(request_id, []) for manager in self.single_type_managers
         )
 
+    @override
     def find_first_token(self, request_id: str, block_ids: Collection[int]) -> int | None:
-        """Return the first token of a request with rows in one of the blocks; None: none has."""
         found = [
             index * manager.block_size
             for manager in self.single_type_managers
@@ -237,8 +239,8 @@ class KVCacheCoordinator(Coordinator):
         ]
         return min(found, default=None)
 
+    @override
     def list_blocks_from(self, request_id: str, num_tokens: int) -> set[int]:
-        """Return the ids of a request's blocks with rows of tokens from ``num_tokens`` on."""
         return {
             block.block_id
             for manager in self.single_type_managers
@@ -247,8 +249,8 @@ class KVCacheCoordinator(Coordinator):
             ]
         }
 
+    @override
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return per group how many leading blocks all requests with blocks share."""
         return [
             manager.get_num_common_prefix_blocks(running_request_id)
             for manager in self.single_type_managers
@@ -308,8 +310,8 @@ class KVCacheCoordinator(Coordinator):
         """Find none beyond what the index sees."""
         yield from ()
 
+    @override
     def reset_prefix_cache(self) -> bool:
-        """Forget everything cached; False while blocks are held."""
         return self.block_pool.reset_prefix_cache()
 
     def cache_rows(self, request: Request, num_tokens: int) -> None:
@@ -382,8 +384,8 @@ class KVCacheCoordinator(Coordinator):
             num_found_tokens=found.num_tokens,
         )
 
+    @override
     def num_blocks_in_full(self, step: StepRequest) -> int:
-        """Return the free blocks a request would use until its prompt is computed."""
         num_tokens = min(step.request.num_tokens, self.max_model_len)
         return self.get_num_blocks_to_allocate(
             step.request.request_id,
@@ -467,8 +469,8 @@ class KVCacheCoordinator(Coordinator):
                 table.pop()
         self.block_pool.free_blocks(reversed(taken))
 
+    @override
     def max_blocks_of(self, num_tokens: int) -> int:
-        """Return the most blocks one request of a length holds at once."""
         return sum(
             # No request has this id, so nothing it holds is subtracted.
             manager.get_num_blocks_to_allocate("", num_tokens, (), 0, num_tokens, True)

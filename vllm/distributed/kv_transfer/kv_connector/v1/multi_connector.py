@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from vllm.config.kv_transfer import KVTransferConfig, child_configs
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -44,8 +46,8 @@ class MultiReport(KVConnectorWorkerMetadata):
 
     parts: list[KVConnectorWorkerMetadata | None] = field(default_factory=list)
 
+    @override
     def aggregate(self, other: KVConnectorWorkerMetadata) -> MultiReport:
-        """Merge the messages of two workers."""
         assert isinstance(other, MultiReport)
         merged: list[KVConnectorWorkerMetadata | None] = []
         for left, right in zip(self.parts, other.parts, strict=True):
