@@ -44,7 +44,7 @@ _BYTE_BUILDS = {"vnni": _VNNI, "vbmi": ["-mavx512vbmi", *_VNNI]}
 _AMX = ["-mamx-tile", "-mamx-bf16", "-mamx-int8", *_AVX512]
 # Compiled for each vector build, the longest first, and once.
 _KERNEL_SOURCES = ("bytes.cpp", "panels.cpp", "products.cpp", "decoder.cpp", "deepseek_v4.cpp")
-_KERNEL_SOURCES += ("deepseek_v41.cpp", "recurrent.cpp", "sampling.cpp", "build.cpp")
+_KERNEL_SOURCES += ("deepseek_v41.cpp", "recurrent.cpp", "sampling.cpp", "towers.cpp", "build.cpp")
 _PLAIN_SOURCES = ("pack_blocks.cpp", "prefix_hash.cpp", "thread_pool.cpp", "vllm_native.cpp")
 _SANITISE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1"]
 # GCC takes many minutes for kernels whose every access is checked in line. What these two checks

@@ -14,6 +14,7 @@
 #include "build.h"
 #include "thread_pool.h"
 #include "tiles.h"
+#include "towers.h"
 
 namespace {
 
@@ -21,6 +22,7 @@ namespace {
 struct Choice {
   const char* name;
   const vn::Build* build;
+  const vn::TowerBuild* towers;
   vn::Units units;
   bool runs;
 };
@@ -29,13 +31,18 @@ struct Choice {
 
 struct vn_context {
   vn_context(int num_threads, const Choice& chosen)
-      : pool(num_threads, chosen.units), build(*chosen.build), name(chosen.name) {
+      : pool(num_threads, chosen.units),
+        build(*chosen.build),
+        towers(*chosen.towers),
+        name(chosen.name) {
     error.reserve(256);  // to say that there is no memory must take none
   }
 
   vn::ThreadPool pool;
   vn::Workspace space;
+  vn::TowerSpace tower_space;
   const vn::Build& build;
+  const vn::TowerBuild& towers;
   const char* name;
   std::string error;
 };
@@ -84,16 +91,16 @@ std::vector<Choice> list_choices() {
   all.byte_tables = features.vbmi;
   vn::Units tables = dots;
   tables.byte_tables = true;
-  choices.push_back({"amx", &vn::kAvx512Build, all, features.amx});
-  choices.push_back({"vbmi", &vn::kAvx512Build, tables, features.vbmi});
-  choices.push_back({"vnni", &vn::kAvx512Build, dots, features.vnni});
-  choices.push_back({"avx512", &vn::kAvx512Build, plain, features.avx512});
-  choices.push_back({"avx2", &vn::kAvx2Build, plain, features.avx2});
+  choices.push_back({"amx", &vn::kAvx512Build, &vn::avx512::kTowers, all, features.amx});
+  choices.push_back({"vbmi", &vn::kAvx512Build, &vn::avx512::kTowers, tables, features.vbmi});
+  choices.push_back({"vnni", &vn::kAvx512Build, &vn::avx512::kTowers, dots, features.vnni});
+  choices.push_back({"avx512", &vn::kAvx512Build, &vn::avx512::kTowers, plain, features.avx512});
+  choices.push_back({"avx2", &vn::kAvx2Build, &vn::avx2::kTowers, plain, features.avx2});
 #endif
-  choices.push_back({"portable", &vn::kPortableBuild, {}, true});
+  choices.push_back({"portable", &vn::kPortableBuild, &vn::portable::kTowers, {}, true});
 #if defined(__x86_64__)
   all.byte_tiles = true;
-  choices.push_back({"amx-int8", &vn::kAvx512Build, all, features.amx_int8});
+  choices.push_back({"amx-int8", &vn::kAvx512Build, &vn::avx512::kTowers, all, features.amx_int8});
 #endif
   return choices;
 }
@@ -274,6 +281,22 @@ void check_draws(const vn_draws& draws, int64_t num_rows, int64_t vocab_size) {
   }
 }
 
+void check_tower(const vn_tower& t, const vn_tower_layer& layer, const float* turns) {
+  const int64_t width = t.width, heads = t.num_heads, kv_heads = t.num_kv_heads, d = t.head_dim;
+  check(kv_heads > 0 && heads % kv_heads == 0, "a tower's key heads do not divide its heads");
+  check(t.num_turned_parts == 0 || (turns != nullptr && d % (2 * t.num_turned_parts) == 0),
+        "a tower's heads cannot be turned so");
+  const auto maps = [](const vn_pair_matrix& m, int64_t rows, int64_t cols) {
+    return m.rows == rows && m.cols == cols;
+  };
+  const int64_t inner = layer.up.rows;
+  check(maps(layer.queries, heads * d, width) && maps(layer.keys, kv_heads * d, width) &&
+            maps(layer.values, kv_heads * d, width) && maps(layer.output, width, heads * d) &&
+            maps(layer.up, inner, width) && maps(layer.down, width, inner) &&
+            (layer.gate.words == nullptr || maps(layer.gate, inner, width)),
+        "a matrix of a tower's layer has other sizes");
+}
+
 }  // namespace
 
 extern "C" {
@@ -421,6 +444,22 @@ int32_t vn_matmul(vn_context* context, const vn_matrix* matrix, const float* x, 
 
 int32_t vn_gated_delta(vn_context* context, const vn_delta_scan* scan) {
   return guarded(context, [&] { context->build.gated_delta(context->pool, *scan); });
+}
+
+int32_t vn_towers_version(void) { return VN_TOWERS_VERSION; }
+
+int32_t vn_tower_layer_run(vn_context* context, const vn_tower* tower, const vn_tower_layer* layer,
+                           const float* turns, int64_t num_rows, float* stream) {
+  return guarded(context, [&] {
+    check_tower(*tower, *layer, turns);
+    context->towers.run_layer(context->pool, context->tower_space, *tower, *layer, turns, num_rows,
+                              stream);
+  });
+}
+
+int32_t vn_tower_map(vn_context* context, const vn_pair_matrix* matrix, const float* x,
+                     int64_t num_rows, float* output) {
+  return guarded(context, [&] { context->towers.map(context->pool, *matrix, x, num_rows, output); });
 }
 
 }  // extern "C"

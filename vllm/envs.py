@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     VLLM_CPU_OMP_THREADS_BIND: str
     VLLM_CPU_AMX_INT8: bool
     VLLM_CPU_INT4_W4A8: bool
+    VLLM_CPU_TOWER_INT16: bool
     VLLM_NATIVE: bool
     VLLM_NATIVE_LIBRARY: str | None
     VLLM_BATCH_INVARIANT: bool
@@ -158,6 +159,8 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_CPU_AMX_INT8": lambda: _flag("VLLM_CPU_AMX_INT8", False),
     # What --quantized-inputs auto stands for: 1 int8, else exact.
     "VLLM_CPU_INT4_W4A8": lambda: _flag("VLLM_CPU_INT4_W4A8", False),
+    # Whether towers multiply whole numbers of 16 bits.
+    "VLLM_CPU_TOWER_INT16": lambda: _flag("VLLM_CPU_TOWER_INT16", False),
     # CPUs that a worker's threads keep to: auto and nobind (any), "0-3,8", by rank "0-3|4-7".
     "VLLM_CPU_OMP_THREADS_BIND": lambda: os.environ.get("VLLM_CPU_OMP_THREADS_BIND") or "auto",
     # Whether a CPU runs a model by the kernels of csrc/, where they are built and have one for it.

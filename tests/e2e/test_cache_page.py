@@ -210,7 +210,8 @@ def test_a_pasted_picture_is_sent_shown_and_hit(tmp_path: Path, browser: Chromiu
         "document.querySelector('#ask').dispatchEvent(new ClipboardEvent('paste',"
         " {clipboardData: dt, bubbles: true, cancelable: true})); })()"
     )
-    with ServerProcess(tmp_path / "log.txt", "--block-size", "16", model=str(model)) as server:
+    flags = ("--block-size", "16", "--enable-prompt-tokens-details")
+    with ServerProcess(tmp_path / "log.txt", *flags, model=str(model)) as server:
         browser.open(f"{server.url}/")
         browser.wait_for(
             "document.querySelector('#model') && document.querySelector('#model').value"
@@ -231,6 +232,10 @@ def test_a_pasted_picture_is_sent_shown_and_hit(tmp_path: Path, browser: Chromiu
             )
         widths = "[...document.querySelectorAll('.turn.user img')].map(i => i.naturalWidth).join()"
         assert browser.evaluate(widths) == "160,160"
+        # The first turn says for how long its picture was read; the second had that from before.
+        waits = "[...document.querySelectorAll('.turn.assistant')].map("
+        waits += "turn => turn.querySelectorAll('.wait .lane i').length).join()"
+        assert browser.evaluate(waits) == "1,0"
         hits = "document.querySelectorAll('.turn.assistant')[1].querySelectorAll('.prompt .hit')"
         assert browser.evaluate(f"{hits}.length") == 1
         assert browser.errors == []

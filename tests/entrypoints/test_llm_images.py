@@ -86,8 +86,8 @@ class Seeing:
 _SMALL: dict[str, dict[str, Any]] = {"gemma4v": {"max_soft_tokens": 70}}
 
 
-def write_seeing(family: str, folder: Path) -> Any:
-    reference = write_checkpoint(family, folder)
+def write_seeing(family: str, folder: Path, **sizes: Any) -> Any:
+    reference = write_checkpoint(family, folder, **sizes)
     backend = byte_level().backend
     soft, before, after = _TOKENS[family]
     names = {IMAGE_ID: soft, IMAGE_ID + 1: before, IMAGE_ID + 3: after}

@@ -15,7 +15,10 @@ from vllm.native.structs import (
     DeltaScan,
     Draws,
     Matrix,
+    PairMatrix,
     Step,
+    TowerLayer,
+    TowerShape,
     V4Model,
 )
 from vllm.native.tensors import address_of
@@ -245,6 +248,44 @@ class NativeContext:
         """Maps fp32 x [T, in] by a matrix [out, in] to output [T, out]."""
         self._call(
             self._library.vn_matmul,
+            matrix,
+            _address(x, len(x), matrix.cols),
+            len(x),
+            _address(output, len(x), matrix.rows),
+        )
+
+    def run_tower_layer(
+        self,
+        tower: TowerShape,
+        layer: TowerLayer,
+        turns: torch.Tensor | None,
+        stream: torch.Tensor,
+    ) -> None:
+        """Takes rows [N, D] of a picture through a tower's layer; stream is overwritten.
+
+        Args:
+            tower: What its layers have in common.
+            layer: The layer.
+            turns: fp32 [N, 2, d / 2], or None.
+            stream: The rows.
+
+        Raises:
+            InvariantError: The layer's sizes are not the tower's.
+        """
+        count = len(stream)
+        self._call(
+            self._library.vn_tower_layer_run,
+            tower,
+            layer,
+            None if turns is None else _address(turns, count, 2, tower.head_dim // 2),
+            count,
+            _address(stream, count, tower.width),
+        )
+
+    def map_pairs(self, matrix: PairMatrix, x: torch.Tensor, output: torch.Tensor) -> None:
+        """Maps fp32 x [N, in] by a matrix of whole numbers to output [N, out], with its bias."""
+        self._call(
+            self._library.vn_tower_map,
             matrix,
             _address(x, len(x), matrix.cols),
             len(x),

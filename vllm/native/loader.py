@@ -9,12 +9,16 @@ from pathlib import Path
 from vllm import envs
 from vllm.native.structs import (
     ABI_VERSION,
+    TOWERS_VERSION,
     DecoderDrafter,
     DecoderModel,
     DeltaScan,
     Draws,
     Matrix,
+    PairMatrix,
     Step,
+    TowerLayer,
+    TowerShape,
     V4Model,
 )
 
@@ -59,6 +63,10 @@ def _open(path: Path) -> ctypes.CDLL | str:
         version = library.vn_abi_version()
         if version != ABI_VERSION:
             return f"{path} has interface {version}, this source needs {ABI_VERSION}: make native"
+        library.vn_towers_version.restype = c_int32
+        version = library.vn_towers_version()
+        if version != TOWERS_VERSION:
+            return f"{path} has towers {version}, this source needs {TOWERS_VERSION}: make native"
         _declare(library)
     except (OSError, AttributeError) as error:  # no library of this system, or not ours
         return f"{path} cannot be loaded ({error}): make native"
@@ -105,5 +113,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.vn_sample.argtypes = [c_void_p, data, c_int64, c_int64, POINTER(Draws), data]
     library.vn_forbid.argtypes = [c_void_p, data, c_int64, c_int64, data, data, c_int64]
     library.vn_matmul.argtypes = [c_void_p, POINTER(Matrix), data, c_int64, data]
+    tower, layer = POINTER(TowerShape), POINTER(TowerLayer)
+    library.vn_tower_layer_run.argtypes = [c_void_p, tower, layer, data, c_int64, data]
+    library.vn_tower_map.argtypes = [c_void_p, POINTER(PairMatrix), data, c_int64, data]
     library.vn_hash_blocks.argtypes = [c_char_p, c_char_p, c_int64, c_int32, c_char_p]
     library.vn_pack_blocks.argtypes = [c_char_p, data, c_int64, c_int64, c_int32, data]

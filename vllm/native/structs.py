@@ -1,9 +1,13 @@
-"""The structs of ``csrc/vllm_native.h`` in the same order; ``ABI_VERSION`` guards both sides."""
+"""The structs of ``csrc/vllm_native.h`` in the same order, and of ``csrc/towers.h``.
+
+``ABI_VERSION`` and ``TOWERS_VERSION`` guard both sides.
+"""
 
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
 ABI_VERSION = 22
+TOWERS_VERSION = 1
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16 = range(8)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -330,6 +334,46 @@ class DeltaScan(ctypes.Structure):
         *_pointers("queries keys values logs betas state outputs"),
         ("num_tokens", c_int64),
         *_int32s("num_key_heads num_heads key_dim value_dim has_channel_decays unused"),
+    )
+
+
+class Bounds(ctypes.Structure):
+    """``vn_bounds``."""
+
+    _fields_ = _floats("low high")
+
+
+class PairMatrix(ctypes.Structure):
+    """``vn_pair_matrix``."""
+
+    _fields_ = (
+        *_pointers("words scales bias"),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("inputs", Bounds),
+        ("outputs", Bounds),
+    )
+
+
+class TowerLayer(ctypes.Structure):
+    """``vn_tower_layer``."""
+
+    _fields_ = (
+        ("norms", c_void_p * 4),
+        ("norm_biases", c_void_p * 4),
+        *((name, PairMatrix) for name in ("queries", "keys", "values", "output")),
+        *((name, PairMatrix) for name in ("gate", "up", "down")),
+        *_pointers("query_norm key_norm"),
+    )
+
+
+class TowerShape(ctypes.Structure):
+    """``vn_tower``."""
+
+    _fields_ = (
+        *_int32s("width num_heads num_kv_heads head_dim is_rms norms_values num_turned_parts"),
+        *_floats("eps scale"),
+        *_int32s("unused"),
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.model_executor.layers.quantization import WeightQuantization
     from vllm.model_executor.layers.quantization.gguf_blocks import BlockPacker
+    from vllm.model_executor.towers.kernels import KernelMaker
     from vllm.v1.attention.metadata import CacheLayout
     from vllm.v1.attention.step_model import StepModel
 
@@ -198,6 +199,17 @@ class Platform(ABC):
         from vllm.v1.attention.step_model import make_torch_step_model  # noqa: PLC0415  (loads torch)
 
         return make_torch_step_model(model, device, layout, kv_caches)
+
+    def find_tower_kernels(self) -> KernelMaker | None:
+        """Return what makes kernels of an fp32 tower, which runs on the host whatever the device.
+
+        None: torch runs it.
+        """
+        import torch  # noqa: PLC0415  (start-up: the API process must not load torch)
+
+        from vllm.native.towers import find_tower_kernels  # noqa: PLC0415  (loads torch)
+
+        return find_tower_kernels(torch.get_num_threads())
 
     # --- KV cache ----------------------------------------------------------------------------
 

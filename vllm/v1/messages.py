@@ -105,6 +105,7 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
         external_sources: ``num_external_tokens`` by where they lay, if the connector tells.
         predicted_tokens: What a router in front of several cores had foretold; None: there is none.
         prediction: Whether that came, "exact", or why not (``Router``).
+        encoder_s: Seconds that towers ran for its pictures before its first token.
     """
 
     num_prompt_tokens: int
@@ -116,6 +117,7 @@ class PrefillStats(msgspec.Struct, frozen=True, omit_defaults=True):
     external_sources: dict[str, int] = {}
     predicted_tokens: int | None = None
     prediction: str = ""
+    encoder_s: float = 0.0
 
     def hit_sources(self) -> dict[str, int]:
         """Return ``num_cached_tokens`` by where they came from; those of the pool are the first.

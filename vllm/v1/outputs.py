@@ -51,6 +51,7 @@ class ModelRunnerOutput:
         pooler_output: Per request fp32 vectors ``[n, D]`` of prompt positions, None where none are
             wanted; None: of no request of the step.
         made_pictures: By key, what was made beside the steps since the last one, or given up.
+        tower_s: Seconds that their tower ran, by key.
     """
 
     req_ids: list[str]
@@ -65,6 +66,7 @@ class ModelRunnerOutput:
     cudagraph_stats: Any = None
     routed_experts: Any = None
     made_pictures: list[tuple[str, bool]] | None = None
+    tower_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -10,6 +10,8 @@ from enum import IntEnum, auto
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from vllm.exceptions import UserInputError
 from vllm.multimodal.comparison import FollowingTokens
 from vllm.utils.hashing import BlockHash
@@ -96,6 +98,7 @@ class Request(TokenSequence):
 
     Attributes:
         prefill_stats: Where the prompt's tokens came from, until it is sent with an output.
+        encoder_s: Seconds that encoders ran for its items.
         num_scores: Alternatives that it wants of each prompt position, where log probabilities
             that are known let it hit all the same; None: it wants none, or reads nothing.
         is_extra_answer: Whether it is a further answer to a prompt that another request brought.
@@ -162,6 +165,7 @@ class Request(TokenSequence):
         self.stop_reason: int | str | None = None
         self.events: list[EngineCoreEvent] = []
         self.prefill_stats: PrefillStats | None = None
+        self.encoder_s = 0.0
         self.skip_reading_prefix_cache = self._skips_prefix_cache()
         self.num_scores = self._find_num_scores()
         # What it computes is published nowhere: no key, checkpoint, event, tier or record.
@@ -423,7 +427,13 @@ class Request(TokenSequence):
     def take_prefill_stats(self) -> PrefillStats | None:
         """Drain the prefill stats; None if there are none."""
         stats, self.prefill_stats = self.prefill_stats, None
+        if stats is not None and self.encoder_s:
+            return msgspec.structs.replace(stats, encoder_s=self.encoder_s)
         return stats
+
+    def note_encoder(self, seconds: float) -> None:
+        """Note that an encoder ran so long for one of its items."""
+        self.encoder_s += seconds
 
     # ------------------------------------------------------------------ order
 

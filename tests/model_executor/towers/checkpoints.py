@@ -4,8 +4,9 @@ Only tests use it. It runs in fp32, a whole sequence at a time.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.tokenizers.family_tokenizers import byte_level
 VOCAB_SIZE = 320
 IMAGE_ID, VIDEO_ID = 300, 302
 _WIDTH = 48
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -216,9 +218,24 @@ FAMILIES = {
 }
 
 
-def build_model(family: str, seed: int = 100) -> Any:
-    """Build transformers' model, every tensor drawn so that it matters."""
+Sizes = Mapping[str, Any]
+
+
+def build_model(family: str, vision: Sizes = _NONE, text: Sizes = _NONE, seed: int = 100) -> Any:
+    """Build transformers' model, every tensor drawn so that it matters.
+
+    Args:
+        family: Its name.
+        vision: Sizes of the tower that are others.
+        text: Those of the rest.
+        seed: Of the draws.
+    """
     raw = FAMILIES[family]()
+    raw["vision_config"] |= vision
+    raw["text_config"] |= text
+    if family == "gemma3":
+        side = raw["vision_config"]["image_size"] // raw["vision_config"]["patch_size"] // 2
+        raw["mm_tokens_per_image"] = min(side, 16) ** 2
     kind = raw.pop("model_type")
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **raw)
@@ -261,9 +278,9 @@ def _draw(kind: str, name: str, tensor: torch.Tensor, noise: torch.Tensor) -> No
         tensor.copy_(noise * 1.3 * tensor.shape[-1] ** -0.5)
 
 
-def write_checkpoint(family: str, folder: Path) -> Any:
+def write_checkpoint(family: str, folder: Path, vision: Sizes = _NONE, text: Sizes = _NONE) -> Any:
     """Write a family's checkpoint with a tokenizer; returns transformers' model."""
-    model = build_model(family)
+    model = build_model(family, vision, text)
     model.save_pretrained(folder)
     tokenizer = byte_level()
     (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(), encoding="utf-8")
@@ -296,6 +313,16 @@ def reference_logits(
         model.model.rope_deltas = None
     with torch.inference_mode():
         return model(ids, use_cache=False, **inputs).logits[0]
+
+
+def reference_rows(family: str, model: Any, picture: np.ndarray) -> torch.Tensor:
+    """Return the rows [N, D] that transformers' tower makes of a picture."""
+    with torch.inference_mode():
+        made = model.get_image_features(**_INPUTS[family]([picture]))
+    rows = getattr(made, "pooler_output", made)
+    while not isinstance(rows, torch.Tensor):
+        rows = rows[0]
+    return rows.flatten(0, -2)
 
 
 def _gemma3_inputs(pictures: Sequence[np.ndarray]) -> dict[str, Any]:

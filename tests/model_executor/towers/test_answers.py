@@ -235,3 +235,22 @@ def test_chunks_of_any_size_give_the_same_answer(served: Served) -> None:
             assert (answer.tokens, answer.logprobs) == (cold.tokens, cold.logprobs)
         finally:
             engine.close()
+
+
+def test_steps_begun_ahead_wait_for_no_tower(served: Served) -> None:
+    """With a step in flight, too, a text goes on while a picture is read, and answers are equal."""
+    engine = PictureEngine(served.folder, async_scheduling=True)
+    try:
+        assert engine.core.scheduler._encoder.orders is not None
+        seen, words = served.picture(0, 51), Prompt([text(50, 30)])
+        shown = Prompt([text(51, 21), seen, text(52, 9)])
+        (alone,) = served.engine.run(Prompt(words.parts, salt="ahead"), max_tokens=20)
+        (expected,) = served.engine.run(Prompt(shown.parts, salt="ahead"))
+        gone_on, answer = engine.run(words, shown, max_tokens=20)
+        assert (gone_on.tokens, gone_on.logprobs) == (alone.tokens, alone.logprobs)
+        assert answer.tokens[:6] == expected.tokens
+        assert answer.logprobs[:6] == expected.logprobs
+        # What was read once is kept.
+        engine.run(Prompt(shown.parts, salt="ahead"))
+    finally:
+        engine.close()

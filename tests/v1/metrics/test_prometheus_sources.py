@@ -43,8 +43,9 @@ def test_a_rejection_counts_under_its_limit() -> None:
 
 
 def test_pictures_are_counted() -> None:
-    values = _values((SchedulerStats(num_item_queries=3, num_item_hits=2), None))
+    values = _values((SchedulerStats(num_item_queries=3, num_item_hits=2, encoder_s=1.5), None))
     assert (values["vllm:mm_cache_queries"], values["vllm:mm_cache_hits"]) == (3, 2)
+    assert values["vllm:encoder_seconds"] == 1.5
 
 
 def test_what_never_came_reads_zero() -> None:

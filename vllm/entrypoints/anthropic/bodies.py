@@ -55,6 +55,7 @@ class MessageUsage(msgspec.Struct):
         miss_tokens: Those that were computed, by reason: with ``--enable-prompt-tokens-details``.
         dense_match_tokens: How far the caches that keep everything matched; likewise.
         external_sources: Of those that were read, restored, by where they lay; likewise.
+        encoder_seconds: For which towers ran for pictures before the first token; likewise.
         cache_creation: ``cache_creation_input_tokens`` by their lifetime.
     """
 
@@ -66,6 +67,7 @@ class MessageUsage(msgspec.Struct):
     miss_tokens: dict[str, int] | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
     external_sources: dict[str, int] | UnsetType = UNSET
+    encoder_seconds: float | UnsetType = UNSET
     cache_creation: CacheCreation | UnsetType = UNSET
 
 

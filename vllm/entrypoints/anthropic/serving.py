@@ -162,6 +162,7 @@ def _usage(answer: SingleAnswer, is_whole: bool = True) -> MessageUsage:
         miss_tokens=counts.miss_tokens,
         dense_match_tokens=counts.dense_match_tokens,
         external_sources=counts.external_sources,
+        encoder_seconds=counts.encoder_seconds,
     )
     if is_whole:
         usage.output_tokens_details = ThinkingTokens(counts.reasoning)

@@ -99,6 +99,8 @@ class UsageCounter:
                 details.external_tokens = num_external
             if sources := sum((Counter(p.external_sources) for p in known), Counter()):
                 details.external_sources = dict(sources)
+            if encoder_s := sum(prefill.encoder_s for prefill in known):
+                details.encoder_seconds = round(encoder_s, 3)
             foretold = [p for p in known if p.predicted_tokens is not None]
             if foretold:
                 details.predicted_tokens = sum(p.predicted_tokens or 0 for p in foretold)

@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from vllm.model_executor.towers.encoder import EncoderPlan, LayerNames
 from vllm.multimodal.families import ImageFamily
 
 Shape = tuple[int, ...]
+QWEN_EPS = 1e-6
+"""Of the norms of Qwen's tower."""
+
 BothWays = Literal["nowhere", "windows", "everywhere"]
 """In which layers the rows of one picture see each other both ways."""
 
@@ -39,6 +43,9 @@ class TowerPlan(Protocol):
 
     def tensors(self) -> Mapping[str, Shape]:
         """Return the shapes of all tensors that it reads."""
+
+    def encoder(self) -> EncoderPlan | None:
+        """Return its layers; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,25 @@ class SiglipPlan:
             for norm in ("layer_norm1", "layer_norm2"):
                 named |= {f"{prefix}.{norm}.weight": (d,), f"{prefix}.{norm}.bias": (d,)}
         return named
+
+    def encoder(self) -> EncoderPlan:
+        """See TowerPlan."""
+        queries, keys, values, output = (f"self_attn.{part}" for part in _SIGLIP_PARTS)
+        norms = ("layer_norm1", "layer_norm2")
+        names = LayerNames(norms, queries, keys, values, output, "mlp.fc1", "mlp.fc2")
+        head_dim = self.width // self.num_heads
+        return EncoderPlan(
+            "vision_tower.encoder.layers",
+            names,
+            num_layers=self.num_layers,
+            width=self.width,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            eps=self.eps,
+            norm="layer",
+        )
 
 
 _SIGLIP_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -198,6 +224,36 @@ class Gemma4TowerPlan:
                     named |= {f"{prefix}.{name}.{bound}": () for bound in CLIP_BOUNDS}
         return named
 
+    def encoder(self) -> EncoderPlan:
+        """See TowerPlan."""
+        queries, keys, values, output = (f"self_attn.{part}_proj" for part in "qkvo")
+        names = LayerNames(
+            GEMMA4_NORMS,
+            queries,
+            keys,
+            values,
+            output,
+            up="mlp.up_proj",
+            down="mlp.down_proj",
+            gate="mlp.gate_proj",
+            query_norm="self_attn.q_norm",
+            key_norm="self_attn.k_norm",
+        )
+        return EncoderPlan(
+            "vision_tower.encoder.layers",
+            names,
+            num_layers=self.num_layers,
+            width=self.width,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=1.0,
+            eps=self.eps,
+            norm="rms",
+            norms_values=True,
+            num_turned_parts=2,
+        )
+
 
 GEMMA4_NORMS = (
     "input_layernorm",
@@ -247,6 +303,10 @@ class Gemma4EmbedderPlan:
             f"{prefix}.pos_embedding": (self.num_positions, 2, d),
             "embed_vision.embedding_projection.weight": (self.out_width, d),
         }
+
+    def encoder(self) -> None:
+        """See TowerPlan."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,3 +364,29 @@ class QwenTowerPlan:
             for norm in ("norm1", "norm2"):
                 named |= {f"{prefix}.{norm}.weight": (d,), f"{prefix}.{norm}.bias": (d,)}
         return named
+
+    def encoder(self) -> EncoderPlan:
+        """See TowerPlan."""
+        names = LayerNames(
+            ("norm1", "norm2"),
+            queries="attn.qkv",
+            keys="attn.qkv",
+            values="attn.qkv",
+            output="attn.proj",
+            up="mlp.linear_fc1",
+            down="mlp.linear_fc2",
+        )
+        head_dim = self.width // self.num_heads
+        return EncoderPlan(
+            "visual.blocks",
+            names,
+            num_layers=self.num_layers,
+            width=self.width,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            eps=QWEN_EPS,
+            norm="layer",
+            num_turned_parts=1,
+        )

@@ -1,58 +1,46 @@
 """Qwen 3.5's tower: the patches of a soft token lie side by side from the start."""
 
 import torch
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu
 
+from vllm.model_executor.towers.kernels import TowerKernels
 from vllm.model_executor.towers.parts import (
     KeepGoing,
     Weights,
-    attend,
     cut_patches,
-    frequencies,
-    map_rows,
+    make_turns,
     norm_rows,
-    split_heads,
-    turn_halves,
 )
-from vllm.model_executor.towers.plans import QwenTowerPlan
+from vllm.model_executor.towers.plans import QWEN_EPS, QwenTowerPlan
 
-_EPS = 1e-6
 _THETA = 10_000.0
 
 
 def encode(
-    plan: QwenTowerPlan, weights: Weights, pixels: torch.Tensor, keep_going: KeepGoing
+    plan: QwenTowerPlan,
+    weights: Weights,
+    kernels: TowerKernels,
+    pixels: torch.Tensor,
+    keep_going: KeepGoing,
 ) -> torch.Tensor:
     """Maps pixels uint8 [H, W, 3] to the rows of soft tokens [N, out_width], row by row."""
     patches = cut_patches(pixels, plan.patch)
     rows, columns = patches.shape[:2]
     ys, xs = _order(rows, columns, plan.merge)
-    matrix = weights["visual.patch_embed.proj.weight"]
     # A patch lies as [channel, frame, row, column] where its weights do.
     cut = patches[ys, xs].permute(0, 3, 1, 2).unsqueeze(2)
     scaled = (cut.float() * (1 / 255) - 0.5) / 0.5
-    frames = scaled.expand(-1, -1, plan.num_frames, -1, -1).flatten(1).to(matrix.dtype)
-    x = linear(frames, matrix.flatten(1), weights["visual.patch_embed.proj.bias"])
+    x = kernels.map(
+        "visual.patch_embed.proj", scaled.expand(-1, -1, plan.num_frames, -1, -1).flatten(1)
+    )
     x = x + _interpolate(plan, weights["visual.pos_embed.weight"], rows, columns)[ys, xs]
-    by_axis = frequencies(_THETA, plan.width // plan.num_heads // 4)
-    angles = torch.cat([axis.float().unsqueeze(1) * by_axis for axis in (ys, xs)], 1)
-    scale = (plan.width // plan.num_heads) ** -0.5
+    turns = make_turns(_THETA, plan.width // plan.num_heads // 4, (ys, xs))
     for layer in range(plan.num_layers):
         keep_going()
-        prefix = f"visual.blocks.{layer}"
-        normed = norm_rows(weights, f"{prefix}.norm1", x, _EPS)
-        queries, keys, values = (
-            split_heads(part, plan.num_heads)
-            for part in map_rows(weights, f"{prefix}.attn.qkv", normed).chunk(3, 1)
-        )
-        attended = attend(turn_halves(queries, angles), turn_halves(keys, angles), values, scale)
-        x = x + map_rows(weights, f"{prefix}.attn.proj", attended)
-        normed = norm_rows(weights, f"{prefix}.norm2", x, _EPS)
-        inner = gelu(map_rows(weights, f"{prefix}.mlp.linear_fc1", normed), approximate="tanh")
-        x = x + map_rows(weights, f"{prefix}.mlp.linear_fc2", inner)
-    joined = norm_rows(weights, "visual.merger.norm", x, _EPS).view(-1, plan.width * plan.merge**2)
-    inner = gelu(map_rows(weights, "visual.merger.linear_fc1", joined))
-    return map_rows(weights, "visual.merger.linear_fc2", inner)
+        x = kernels.run_layer(layer, x, turns)
+    joined = norm_rows(weights, "visual.merger.norm", x, QWEN_EPS)
+    inner = kernels.map("visual.merger.linear_fc1", joined.view(-1, plan.width * plan.merge**2))
+    return kernels.map("visual.merger.linear_fc2", gelu(inner))
 
 
 def _order(rows: int, columns: int, merge: int) -> tuple[torch.Tensor, torch.Tensor]:

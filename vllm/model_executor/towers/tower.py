@@ -9,6 +9,7 @@ import torch
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.towers import gemma4, qwen3_5, siglip
 from vllm.model_executor.towers.files import pick_tensors
+from vllm.model_executor.towers.kernels import KernelMaker, TorchKernels
 from vllm.model_executor.towers.parts import KeepGoing
 from vllm.model_executor.towers.plans import TowerPlan
 from vllm.model_executor.towers.weights import TowerWeights
@@ -37,6 +38,7 @@ class Tower:
         stored: The checkpoint's tensors; None: weights are drawn.
         dtype: Of its weights.
         seed: Of drawn weights.
+        make_kernels: Of what multiplies.
     """
 
     def __init__(
@@ -45,18 +47,20 @@ class Tower:
         stored: Sequence[StoredTensor] | None,
         dtype: torch.dtype,
         seed: int = 0,
+        make_kernels: KernelMaker = TorchKernels,
     ) -> None:
         by_name = None
         if stored is not None:
             by_name = pick_tensors(plan, stored)
         self._plan: Any = plan
         self._weights = TowerWeights(by_name, plan.tensors(), dtype, seed)
+        self._kernels = make_kernels(self._weights, plan.encoder())
         self._encode = _ENCODERS[plan.kind]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its weights once they are read."""
-        return self._weights.num_bytes
+        """Bytes of its weights once they are read, about."""
+        return int(self._weights.num_values * self._kernels.value_bytes)
 
     @torch.inference_mode()
     def encode(self, pixels: torch.Tensor, keep_going: KeepGoing = _go_on) -> torch.Tensor:
@@ -66,5 +70,5 @@ class Tower:
             pixels: Of the size that the family's rule gives.
             keep_going: Called between layers; raises to end the work.
         """
-        rows = self._encode(self._plan, self._weights, pixels, keep_going)
+        rows = self._encode(self._plan, self._weights, self._kernels, pixels, keep_going)
         return rows.float().contiguous()

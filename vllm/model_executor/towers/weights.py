@@ -17,7 +17,7 @@ logger = init_logger(__name__)
 class TowerWeights(Mapping[str, torch.Tensor]):
     """Tensors by the tower's own names, in one type; each is read when it is first asked for.
 
-    Owns: what was read.
+    Owns: what was asked for by name; what was taken is its taker's.
 
     Args:
         stored: The tensors by name; None: they are drawn.
@@ -33,7 +33,8 @@ class TowerWeights(Mapping[str, torch.Tensor]):
         dtype: torch.dtype,
         seed: int = 0,
     ) -> None:
-        self._stored, self._shapes, self._dtype, self._seed = stored, shapes, dtype, seed
+        self.dtype = dtype
+        self._stored, self._shapes, self._seed = stored, shapes, seed
         self._known: dict[str, torch.Tensor] = {}
         self._files: dict[Path, MappedFile] = {}
 
@@ -43,6 +44,9 @@ class TowerWeights(Mapping[str, torch.Tensor]):
             found = self._known[name] = self._read(name)
         return found
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 
@@ -50,15 +54,22 @@ class TowerWeights(Mapping[str, torch.Tensor]):
         return len(self._shapes)
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors once they are read."""
-        num_values = sum(torch.Size(shape).numel() for shape in self._shapes.values())
-        return num_values * self._dtype.itemsize
+    def num_values(self) -> int:
+        """Values of all tensors."""
+        return sum(torch.Size(shape).numel() for shape in self._shapes.values())
+
+    def take(self, name: str) -> torch.Tensor:
+        """Return a tensor, which is not kept here.
+
+        Raises:
+            CheckpointError: Its file cannot be read.
+        """
+        return self._read(name)
 
     def _read(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
         if self._stored is None:
-            drawn = torch.empty(tuple(shape), dtype=self._dtype)
+            drawn = torch.empty(tuple(shape), dtype=self.dtype)
             fill_with_dummy_weights({name: drawn}, self._seed)
             return drawn
         stored = self._stored[name]
@@ -66,6 +77,6 @@ class TowerWeights(Mapping[str, torch.Tensor]):
             file = self._files.get(stored.file)
             if file is None:
                 file = self._files[stored.file] = MappedFile(stored.file)
-            return file.read(stored).to(self._dtype)
+            return file.read(stored).to(self.dtype)
         except OSError as error:
             raise CheckpointError(f"{stored.file} cannot be mapped: {error}.") from error

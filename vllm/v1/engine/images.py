@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from vllm import envs
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files, read_headers
@@ -75,7 +76,7 @@ def find_images(
     longest = min(plan.longest or family.max_tokens, family.max_tokens)
     if is_drawn:
         digest = sha256(repr((plan.tower, seed)).encode()).hexdigest()
-        return ServedImages(family, "", digest, are_whole, longest, row_bytes)
+        return ServedImages(family, "", _name(digest), are_whole, longest, row_bytes)
     if mmproj is not None:
         stored = describe_tower(mmproj)
     elif is_gguf(checkpoint):
@@ -90,7 +91,12 @@ def find_images(
             logger.warning("The model is served without pictures: %s", reason)
         return ServedImages(None, f"it is served without pictures: {reason}")
     digest = find_fingerprint(plan.tower, stored)
-    return ServedImages(family, "", digest, are_whole, longest, row_bytes)
+    return ServedImages(family, "", _name(digest), are_whole, longest, row_bytes)
+
+
+def _name(digest: str) -> str:
+    """Return a tower's name, which is another one where its products are rounded."""
+    return sha256(f"{digest} int16".encode()).hexdigest() if envs.VLLM_CPU_TOWER_INT16 else digest
 
 
 def check_budget(longest: int, are_whole: bool, num_tokens: int, num_requests: int) -> None:

@@ -60,6 +60,9 @@ class SourceMetrics(PrometheusSink):
             "mm_cache_queries", "Pictures whose rows were looked up among those of towers."
         )
         self._item_hits = self._counter("mm_cache_hits", "Of those, pictures found.")
+        self._encoder_s = self._counter(
+            "encoder_seconds", "Seconds that towers ran for pictures, beside the steps."
+        )
         self._show_what_never_changes()
 
     def _series(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
@@ -86,6 +89,7 @@ class SourceMetrics(PrometheusSink):
         if scheduler_stats is not None:
             self._item_queries.inc(scheduler_stats.num_item_queries)
             self._item_hits.inc(scheduler_stats.num_item_hits)
+            self._encoder_s.inc(scheduler_stats.encoder_s)
             external = scheduler_stats.connector_prefix_cache_stats
             if external is not None:
                 self._external_queries.inc(external.queries)

@@ -282,6 +282,7 @@ class SchedulerStats:
         pulled: What was pulled of neighbours' caches; None: nothing since the last report.
         num_item_queries, num_item_hits: Pictures looked up since the last report, and those whose
             rows were there.
+        encoder_s: Seconds that towers have run since the last report.
         is_lost: Whether there was no step: the core died, and other cores go on.
     """
 
@@ -298,4 +299,5 @@ class SchedulerStats:
     pulled: PullStats | None = None
     num_item_queries: int = 0
     num_item_hits: int = 0
+    encoder_s: float = 0.0
     is_lost: bool = False

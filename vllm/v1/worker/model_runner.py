@@ -155,10 +155,12 @@ class ModelRunner:
         if self._pictures is not None:
             self._pictures.update(output, self._states.get)
         self._prepare_blocks(output)
-        made = None if self._pictures is None else self._pictures.take_made()
+        made, tower_s = self._take_made()
         if output.total_num_scheduled_tokens == 0:
             saved = self._save_blocks(output)
-            return ModelRunnerOutput([], {}, kv_connector_output=saved, made_pictures=made)
+            return ModelRunnerOutput(
+                [], {}, kv_connector_output=saved, made_pictures=made, tower_s=tower_s
+            )
         step = self._builder.build(
             [self._states.get(req_id) for req_id in output.num_scheduled_tokens],
             list(output.num_scheduled_tokens.values()),
@@ -171,7 +173,7 @@ class ModelRunner:
         if drawn is not None:
             sampled = SamplerOutput(drawn.token_ids.cpu().numpy(), drawn.logprobs)
         result = accept_tokens(step, sampled)
-        result.made_pictures = made
+        result.made_pictures, result.tower_s = made, tower_s
         if self._settle_drafts is not None and any(step.drafts):
             # Before anybody hears of the tokens: what they complete is published then.
             stand = [max(0, len(tokens) - 1) for tokens in result.sampled_token_ids]
@@ -202,9 +204,13 @@ class ModelRunner:
         if self._pictures is not None:
             self._pictures.update(output, self._states.get)
         self._prepare_blocks(output)
+        made, tower_s = self._take_made()
         if output.total_num_scheduled_tokens == 0:
+            saved = self._save_blocks(output)
             return FinishedStep(
-                ModelRunnerOutput([], {}, kv_connector_output=self._save_blocks(output))
+                ModelRunnerOutput(
+                    [], {}, kv_connector_output=saved, made_pictures=made, tower_s=tower_s
+                )
             )
         step = self._builder.build(
             [self._states.get(req_id) for req_id in output.num_scheduled_tokens],
@@ -221,7 +227,14 @@ class ModelRunner:
         self._num_begun += 1
         pooled = gather_pooled(step, streams, self._model)
         pending = StepInFlight(
-            self._num_begun, step, sampled, prompt_logprobs, pooled, self._save_blocks(output)
+            self._num_begun,
+            step,
+            sampled,
+            prompt_logprobs,
+            pooled,
+            self._save_blocks(output),
+            made,
+            tower_s,
         )
         self._last_sampled = None if sampled is None else sampled.token_ids
         rows = np.cumsum([0, *step.sampled_counts]).tolist()
@@ -259,6 +272,12 @@ class ModelRunner:
             self._pool.copy_blocks(output.kv_cache_block_copies)
         if self._connector is not None:
             self._connector.load(output)
+
+    def _take_made(self) -> tuple[list[tuple[str, bool]] | None, dict[str, float]]:
+        """Drain what was made beside the steps, and the seconds that towers ran."""
+        if self._pictures is None:
+            return None, {}
+        return self._pictures.take_made(), self._pictures.take_seconds()
 
     def _save_blocks(self, output: SchedulerOutput) -> KVConnectorOutput | None:
         return None if self._connector is None else self._connector.save(output)

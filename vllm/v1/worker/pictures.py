@@ -1,5 +1,6 @@
 """Rows of pictures in a worker: made by the tower, kept by the scheduler's word, read by steps."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,7 +25,8 @@ def _go_on() -> None:
 class PictureRows:
     """Rows of pictures.
 
-    Owns: the rows that the scheduler wants kept, and the thread that makes some beside the steps.
+    Owns: the rows that the scheduler wants kept, the thread that makes some beside the steps, and a
+    count of the tower's seconds.
 
     Args:
         plan: How the model sees pictures.
@@ -47,6 +49,7 @@ class PictureRows:
         self._kept: dict[str, torch.Tensor] = {}
         # What nobody asked for in time: the last picture's.
         self._extra: tuple[str, torch.Tensor] | None = None
+        self._seconds: dict[str, float] = {}
 
     def update(self, output: SchedulerOutput, find_state: Callable[[str], RequestState]) -> None:
         """Drop what the scheduler lets go of, and make what it asks for."""
@@ -71,6 +74,11 @@ class PictureRows:
         self._kept.update((key, rows) for key, rows in made if rows is not None)
         return [(key, rows is not None) for key, rows in made]
 
+    def take_seconds(self) -> dict[str, float]:
+        """Drain the seconds that the tower has run, by key, here or in the thread."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds | self._thread.take_seconds()
+
     def bind_wake(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called when the thread has done something."""
         self._thread.bind_wake(wake)
@@ -80,7 +88,10 @@ class PictureRows:
         self._thread.close()
 
     def _encode(self, picture: Picture) -> torch.Tensor:
-        return make_rows(self._tower, self._store, picture.key, picture.pixels, _go_on)
+        begin = time.perf_counter()
+        made = make_rows(self._tower, self._store, picture.key, picture.pixels, _go_on)
+        self._seconds[picture.key] = time.perf_counter() - begin
+        return made
 
     def _find(self, picture: Picture) -> torch.Tensor:
         made = self._kept.get(picture.key)

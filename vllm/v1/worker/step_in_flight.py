@@ -45,6 +45,7 @@ class StepInFlight:
         prompt_logprobs: Of its requests.
         pooled: Vectors of its requests, by place in the batch.
         connector_output: What the connector did.
+        made_pictures, tower_s: See ``ModelRunnerOutput``.
     """
 
     def __init__(
@@ -55,10 +56,13 @@ class StepInFlight:
         prompt_logprobs: dict[str, TokenLogprobs],
         pooled: list[np.ndarray | None] | None,
         connector_output: KVConnectorOutput | None,
+        made_pictures: list[tuple[str, bool]] | None = None,
+        tower_s: dict[str, float] | None = None,
     ) -> None:
         self._number, self._step, self._sampled = number, step, sampled
         self._prompt_logprobs, self._connector_output = prompt_logprobs, connector_output
         self._pooled = pooled
+        self._made_pictures, self._tower_s = made_pictures, tower_s
         self._copy = None if sampled is None else TokenCopy(sampled.token_ids)
         for state, count in zip(step.requests, step.sampled_counts, strict=True):
             if count:
@@ -84,4 +88,5 @@ class StepInFlight:
         output.prompt_logprobs_dict = self._prompt_logprobs
         output.pooler_output = self._pooled
         output.kv_connector_output = self._connector_output
+        output.made_pictures, output.tower_s = self._made_pictures, self._tower_s or {}
         return output

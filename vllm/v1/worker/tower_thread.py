@@ -1,5 +1,6 @@
 """A thread that runs a tower beside the steps, one picture after another."""
 
+import time
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,7 @@ class TowerThread:
         self._pending: dict[str, Future[torch.Tensor]] = {}
         self._wake: Callable[[], None] = _wake_nobody
         self._dropped: set[str] = set()
+        self._seconds: dict[str, float] = {}
 
     def bind_wake(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, in any thread, when something is done."""
@@ -58,7 +60,11 @@ class TowerThread:
                 raise TowerDropped
 
         keep_going()
-        return make_rows(self._tower, self._store, key, pixels, keep_going)
+        begin = time.perf_counter()
+        try:
+            return make_rows(self._tower, self._store, key, pixels, keep_going)
+        finally:
+            self._seconds[key] = time.perf_counter() - begin
 
     def drop(self, key: str) -> None:
         """Give a picture up, between two layers if it has begun."""
@@ -90,6 +96,11 @@ class TowerThread:
         future = self._pending.get(key)
         if future is not None and key not in self._dropped:
             futures.wait([future])
+
+    def take_seconds(self) -> dict[str, float]:
+        """Drain the seconds that the tower ran for pictures that were taken, or given up."""
+        ended = [key for key in self._seconds if key not in self._pending]
+        return {key: self._seconds.pop(key) for key in ended}
 
     def close(self) -> None:
         """Give everything up, and wait for the layer that runs."""

@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.shards import RankShare
 from vllm.model_executor.model_loader.stored_weights import StoredWeights
 from vllm.model_executor.model_loader.tied_heads import has_own_head
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
+from vllm.model_executor.towers.kernels import TorchKernels
 from vllm.model_executor.towers.mmproj_values import read_mmproj_tensors
 from vllm.model_executor.towers.tower import Tower
 from vllm.platforms.interface import Platform
@@ -231,7 +232,8 @@ class Worker:
         seed = self._config.model_config.seed
         # Thousands of rows at a time: where narrow products are slow, all is widened once.
         dtype = self._dtype if is_native(self._dtype, _TOWER_ROWS) else torch.float32
-        tower = Tower(plan, None if is_drawn else own, dtype, seed)
+        kernels = self._platform.find_tower_kernels() if dtype == torch.float32 else None
+        tower = Tower(plan, None if is_drawn else own, dtype, seed, kernels or TorchKernels)
         logger.info(
             "pictures: the tower (%.1f MB) stays in its files until the first one",
             tower.num_bytes / 1e6,

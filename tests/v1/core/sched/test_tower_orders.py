@@ -1,6 +1,7 @@
 """What is made beside the steps: who waits, who passes, and what becomes of room."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from tests.v1.core.sched.builders import answer, make_request, make_scheduler
 from tests.v1.core.sched.test_encoder_inputs import request_with
@@ -22,11 +23,15 @@ def seeing(room: int = 64) -> Scheduler:
     return scheduler
 
 
-def step(scheduler: Scheduler, made: Iterable[tuple[str, bool]] = ()) -> SchedulerOutput:
-    """Run a step whose worker reports what was made by its end."""
+def step(
+    scheduler: Scheduler,
+    made: Iterable[tuple[str, bool]] = (),
+    seconds: Mapping[str, float] = MappingProxyType({}),
+) -> SchedulerOutput:
+    """Run a step whose worker reports what was made by its end, and for how long towers ran."""
     output = scheduler.schedule()
     result: ModelRunnerOutput = answer(output, {})
-    result.made_pictures = list(made)
+    result.made_pictures, result.tower_s = list(made), dict(seconds)
     scheduler.update_from_output(output, result)
     assert scheduler._encoder.cache.find_faults() == []
     return output
@@ -99,13 +104,14 @@ def test_each_item_of_a_request_is_counted_once() -> None:
     scheduler.log_stats = False  # statistics would drain the counts
     scheduler.add_request(request_with(("a", 0, 20), ("a", 20, 20), num_tokens=45))
     step(scheduler)
-    step(scheduler, [("a", True)])
+    step(scheduler, [("a", True)], {"a": 1.5, "gone": 0.25})
+    assert scheduler._requests.by_id["0"].encoder_s == 1.5
     step(scheduler)
     scheduler.add_request(request_with(("a", 0, 20), ("b", 20, 10), num_tokens=45, name="1"))
     for made in ((), [("b", True)], ()):
         step(scheduler, made)
-    assert scheduler._encoder.counts.take() == (3, 1)
-    assert scheduler._encoder.counts.take() == (0, 0)
+    assert scheduler._encoder.counts.take() == (3, 1, 1.75)
+    assert scheduler._encoder.counts.take() == (0, 0, 0.0)
     for name in "01":
         scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
     assert scheduler._encoder.counts._counted == {}

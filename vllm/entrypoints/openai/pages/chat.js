@@ -1,7 +1,7 @@
 // The chat: conversations kept in the browser, answers streamed over the Messages API. Each answer
 // shows where its prompt came from, and why the rest was computed.
 
-import {$, complaint, count, drawPrompt, el, events, headers, partsOf, percent} from "./dom.js";
+import {$, complaint, count, drawPrompt, el, events, headers, partsOf, percent, share} from "./dom.js";
 
 const STORE = "vllm.chats";
 const CHANGES = {
@@ -186,7 +186,18 @@ function drawBar(turn) {
   const summary = [el("b", {}, count(cached)), ` of ${count(total)} tokens from the cache (${percent(cached, total)})`];
   if (reason) summary.push(`; ${CHANGES[reason.type] || reason.type}`);
   if (first) summary.push(`, from token ${count(first.token_offset)} on`);
-  return drawPrompt(parts, summary, first ? first.token_offset : undefined);
+  const drawn = drawPrompt(parts, summary, first ? first.token_offset : undefined);
+  if (u.encoder_seconds) drawn.splice(1, 0, drawTower(1000 * u.encoder_seconds, turn.firstMs));
+  return drawn;
+}
+
+/** How much of the wait for the first token a tower ran for the turn's pictures. */
+function drawTower(towerMs, firstMs) {
+  const part = firstMs ? Math.min(100, share(towerMs, firstMs)) : 100;
+  const said = firstMs ? `, ${part.toFixed(0)}% of the wait for the first token` : "";
+  const label = `Pictures were read for ${(towerMs / 1000).toFixed(2)} s${said}`;
+  return el("div", {class: "wait num", title: label}, el("span", {class: "lane", role: "img", "aria-label": label},
+    el("i", {style: {width: `${part}%`}})), el("span", {}, `pictures ${(towerMs / 1000).toFixed(2)} s`));
 }
 
 /** A text, with fenced code set apart; nothing else of Markdown is read. */

@@ -74,6 +74,7 @@ class TokenCounts:
         miss_tokens: Of the prompt, computed, by reason; UNSET: it is not told.
         dense_match_tokens: How far the caches that keep everything matched; UNSET likewise.
         external_sources: Of ``cached``, restored, by where they lay; UNSET: none, or not told.
+        encoder_seconds: For which towers ran before the first token; UNSET: none did, or not told.
     """
 
     prompt: int
@@ -84,6 +85,7 @@ class TokenCounts:
     miss_tokens: dict[str, int] | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
     external_sources: dict[str, int] | UnsetType = UNSET
+    encoder_seconds: float | UnsetType = UNSET
 
 
 class SingleAnswer:
@@ -205,6 +207,7 @@ class SingleAnswer:
             miss_tokens=details.miss_tokens,
             dense_match_tokens=details.dense_match_tokens,
             external_sources=details.external_sources,
+            encoder_seconds=details.encoder_seconds,
             prompt=usage.prompt_tokens,
             cached=cached,
             written=written,

@@ -26,6 +26,7 @@ class PromptTokensDetails(msgspec.Struct):
         external_sources: Those by where they lay ("host", "disk"), if that is known.
         predicted_tokens: What the router had foretold of ``cached_tokens``, with several cores.
         prediction: Whether that came, "exact", or why not; of several prompts all there are.
+        encoder_seconds: For which towers ran before the first token, if any did.
     """
 
     cached_tokens: int
@@ -36,6 +37,7 @@ class PromptTokensDetails(msgspec.Struct):
     external_sources: dict[str, int] | UnsetType = UNSET
     predicted_tokens: int | UnsetType = UNSET
     prediction: str | UnsetType = UNSET
+    encoder_seconds: float | UnsetType = UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):

@@ -69,7 +69,7 @@ class InputTokensDetails(msgspec.Struct):
     """Tokens read from the prefix cache, and tokens it did not hold but holds now.
 
     With ``--enable-prompt-tokens-details`` also why the others were computed, how far the caches
-    that keep everything matched, and from where tokens were restored.
+    that keep everything matched, from where tokens were restored, and for how long towers ran.
     """
 
     cached_tokens: int
@@ -78,6 +78,7 @@ class InputTokensDetails(msgspec.Struct):
     miss_tokens: dict[str, int] | UnsetType = UNSET
     dense_match_tokens: int | UnsetType = UNSET
     external_sources: dict[str, int] | UnsetType = UNSET
+    encoder_seconds: float | UnsetType = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct):

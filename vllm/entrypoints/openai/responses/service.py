@@ -376,6 +376,7 @@ def _usage(answer: SingleAnswer, *, has_answer: bool = True) -> ResponseUsage:
             counts.miss_tokens,
             counts.dense_match_tokens,
             counts.external_sources,
+            counts.encoder_seconds,
         ),
         output_tokens=num_answer,
         output_tokens_details=OutputTokensDetails(num_reasoning),

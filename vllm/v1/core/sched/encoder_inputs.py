@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ class EncoderDecision:
 
 
 class ItemCounts:
-    """Counts each item of a request once, however often a step is planned.
+    """Counts each item of a request once, however often a step is planned, and encoders' time.
 
     Owns: the counts since the last drain, and what was counted of requests that are alive.
     """
@@ -41,6 +41,7 @@ class ItemCounts:
     def __init__(self) -> None:
         self._counted: dict[str, set[str]] = {}
         self._queries = self._hits = 0
+        self._seconds = 0.0
 
     def note(self, request_id: str, key: str, *, is_hit: bool) -> None:
         """An output was looked up."""
@@ -50,14 +51,19 @@ class ItemCounts:
             self._queries += 1
             self._hits += is_hit
 
+    def note_seconds(self, seconds: float) -> None:
+        """Encoders have run so long."""
+        self._seconds += seconds
+
     def forget(self, request_id: str) -> None:
         """A request ended."""
         self._counted.pop(request_id, None)
 
-    def take(self) -> tuple[int, int]:
-        """Drain how many were looked up, and how many of these were there."""
-        counts = self._queries, self._hits
+    def take(self) -> tuple[int, int, float]:
+        """Drain how many were looked up, how many of these were there, and encoders' seconds."""
+        counts = self._queries, self._hits, self._seconds
         self._queries = self._hits = 0
+        self._seconds = 0.0
         return counts
 
 
@@ -167,12 +173,27 @@ class EncoderPlanner:
         decision.num_new_tokens = max(0, offset - (start + self.shift))
         decision.waits = True
 
-    def note_made(self, made: Iterable[tuple[str, bool]]) -> None:
-        """Take what workers say of orders: by key, whether they were made or given up."""
+    def note_made(
+        self, made: Iterable[tuple[str, bool]], seconds: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Take what workers say of orders.
+
+        Args:
+            made: By key, whether they were made or given up.
+            seconds: By key, how long encoders ran.
+
+        Returns:
+            Of each request that waited, the seconds.
+        """
+        self.counts.note_seconds(sum(seconds.values()))
+        waited: dict[str, float] = {}
         if self.orders is None:
-            return
+            return waited
         for key, is_made in made:
+            for request_id in self.orders.waiting_for(key):
+                waited[request_id] = waited.get(request_id, 0.0) + seconds.get(key, 0.0)
             self.cache.settle(key, self.orders.settle(key), is_made=is_made)
+        return waited
 
     def leave(self, request: Request) -> None:
         """A request ended: nothing is made for it any more."""

@@ -304,8 +304,10 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             Outputs by client; with statistics on, at least one.
         """
         held = self._get_holdings()
-        if model_runner_output.made_pictures:
-            self._encoder.note_made(model_runner_output.made_pictures)
+        made, tower_s = model_runner_output.made_pictures, model_runner_output.tower_s
+        if made or tower_s:
+            for request_id, seconds in self._encoder.note_made(made or (), tower_s).items():
+                self._requests.by_id[request_id].note_encoder(seconds)
         spec_stats = None
         if self.log_stats and self.limits.num_spec_tokens:
             spec_stats = SpecDecodingStats.new(self.limits.num_spec_tokens)
@@ -421,7 +423,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         if not self.log_stats:
             return None
         local, external = self._stats.take()
-        num_queries, num_hits = self._encoder.counts.take()
+        num_queries, num_hits, encoder_s = self._encoder.counts.take()
         collector = self.kv_cache_manager.block_pool.metrics_collector
         return SchedulerStats(
             num_running_reqs=len(self._requests.running),
@@ -437,6 +439,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             pulled=None if self.connector is None else self.connector.hooks.take_pull_stats(),
             num_item_queries=num_queries,
             num_item_hits=num_hits,
+            encoder_s=encoder_s,
         )
 
     def shutdown(self) -> None:

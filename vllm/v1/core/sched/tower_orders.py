@@ -64,6 +64,10 @@ class TowerOrders:
                 if not own.waiting:
                     self._dropped.append(key)
 
+    def waiting_for(self, key: str) -> Iterable[str]:
+        """Return the requests that wait for an item."""
+        return self._open[key].waiting
+
     def settle(self, key: str) -> int:
         """Close an order, made or not; returns its embeddings."""
         return self._open.pop(key).num_embeds

@@ -131,10 +131,9 @@ def make_encoder_planner(
 
 
 def _make_orders(vllm_config: VllmConfig) -> TowerOrders | None:
-    """Return what is made beside the steps; None where steps are begun ahead, or make nothing."""
+    """Return what is made beside the steps; None: nothing is."""
     has_tower = getattr(vllm_config.model_config, "image_family", None) is not None
-    is_ahead = vllm_config.scheduler_config.async_scheduling
-    return TowerOrders() if has_tower and not is_ahead else None
+    return TowerOrders() if has_tower else None
 
 
 def _make_ec_connector(vllm_config: VllmConfig) -> Any:

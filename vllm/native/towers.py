@@ -1,0 +1,201 @@
+"""Towers on the native kernels: matrices as whole numbers of 16 bits (``csrc/pairs.h``)."""
+
+import math
+from dataclasses import dataclass
+from threading import Lock
+
+import torch
+from torch.nn.functional import pad
+
+from vllm import envs
+from vllm.logger import init_logger
+from vllm.model_executor.towers.encoder import EncoderPlan
+from vllm.model_executor.towers.kernels import KernelMaker, TowerKernels
+from vllm.model_executor.towers.tensors import (
+    Bounds,
+    LayerTensors,
+    MapTensors,
+    take_layer,
+    take_map,
+)
+from vllm.model_executor.towers.weights import TowerWeights
+from vllm.native import structs
+from vllm.native.library import NativeContext
+from vllm.native.loader import load_library
+
+logger = init_logger(__name__)
+
+PAIR_GROUP = 96
+"""Inputs of an output that share a scale."""
+_LENGTH, _LARGEST, _LEAST = 46_330.0, 32_760.0, 1e-15
+_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPairs:
+    """A matrix as the kernels multiply by it.
+
+    Attributes:
+        words: int32 ``[out / 16, in / 2, 16]``: two inputs of an output, the even one low.
+        scales: fp32 ``[out / 16, in / 96, 16]``.
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+
+
+def pack_pairs(weight: torch.Tensor) -> PackedPairs:
+    """Rounds a matrix ``[out, in]`` to whole multiples of a scale for each output and group."""
+    rows, cols = weight.shape
+    num_groups, num_pairs, panels = (-(-cols // PAIR_GROUP), -(-cols // 2), -(-rows // _LANES))
+    padding = (0, num_groups * PAIR_GROUP - cols, 0, panels * _LANES - rows)
+    groups = pad(weight.float(), padding).view(-1, num_groups, PAIR_GROUP)
+    peaks = groups.abs().amax(2)
+    largest = torch.minimum(_LENGTH / groups.square().sum(2).sqrt(), _LARGEST / peaks)
+    inverses = torch.where(peaks >= _LEAST, largest, 0.0)
+    codes = (groups * inverses.unsqueeze(2)).round_().to(torch.int16).flatten(1)
+    pairs = codes[:, : 2 * num_pairs].reshape(panels, _LANES, num_pairs, 2)
+    words = pairs.transpose(1, 2).contiguous().view(torch.int32).squeeze(3)
+    scales = torch.where(peaks >= _LEAST, 1.0 / largest, 0.0)
+    return PackedPairs(words, scales.view(panels, _LANES, -1).transpose(1, 2).contiguous())
+
+
+class _Binder:
+    """Makes structs over tensors.
+
+    Owns: the tensors; keep it as long as the structs.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+
+    def vector(self, values: torch.Tensor | None) -> int | None:
+        """Returns the address of values as contiguous fp32."""
+        if values is None:
+            return None
+        wide = values.float().contiguous()
+        self._tensors.append(wide)
+        return wide.data_ptr()
+
+    def matrix(self, own: MapTensors) -> structs.PairMatrix:
+        """Returns a packed matrix."""
+        packed = pack_pairs(own.weight)
+        self._tensors += [packed.words, packed.scales]
+        return structs.PairMatrix(
+            packed.words.data_ptr(),
+            packed.scales.data_ptr(),
+            self.vector(own.bias),
+            *own.weight.shape,
+            _bounds(own.inputs),
+            _bounds(own.outputs),
+        )
+
+    def layer(self, own: LayerTensors) -> structs.TowerLayer:
+        """Returns a layer."""
+        vectors = [
+            (None, None) if norm is None else (self.vector(norm.weight), self.vector(norm.bias))
+            for norm in own.norms
+        ]
+        result = structs.TowerLayer(
+            queries=self.matrix(own.queries),
+            keys=self.matrix(own.keys),
+            values=self.matrix(own.values),
+            output=self.matrix(own.output),
+            up=self.matrix(own.up),
+            down=self.matrix(own.down),
+            query_norm=self.vector(own.query_norm),
+            key_norm=self.vector(own.key_norm),
+        )
+        if own.gate is not None:
+            result.gate = self.matrix(own.gate)
+        for i, (weight, bias) in enumerate(vectors):
+            result.norms[i], result.norm_biases[i] = weight, bias
+        return result
+
+
+def _bounds(own: Bounds | None) -> structs.Bounds:
+    return structs.Bounds(-math.inf, math.inf) if own is None else structs.Bounds(own.low, own.high)
+
+
+class NativeTowerKernels:
+    """The native kernels. Each matrix is packed when it is first multiplied by.
+
+    Owns: packed matrices.
+
+    Args:
+        context: Threads of its own.
+        weights: The tower's.
+        plan: Its layers; None: it has none.
+    """
+
+    # A word and its part of a scale.
+    value_bytes = 2 + 4 / PAIR_GROUP
+
+    def __init__(
+        self, context: NativeContext, weights: TowerWeights, plan: EncoderPlan | None
+    ) -> None:
+        self._context, self._weights, self._plan = context, weights, plan
+        # Pictures are read one at a time, but now and then in two threads.
+        self._lock = Lock()
+        self._binder = _Binder()
+        self._maps: dict[str, structs.PairMatrix] = {}
+        self._layers: dict[int, structs.TowerLayer] = {}
+        self._shape = None if plan is None else _make_shape(plan)
+
+    def map(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """See ``TowerKernels``."""
+        with self._lock:
+            own = self._maps.get(name)
+            if own is None:
+                own = self._maps[name] = self._binder.matrix(take_map(self._weights, name))
+            output = torch.empty(len(x), own.rows)
+            self._context.map_pairs(own, x.float().contiguous(), output)
+        return output
+
+    def run_layer(self, layer: int, x: torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
+        """See ``TowerKernels``."""
+        assert self._plan is not None, "the tower has layers"
+        assert self._shape is not None, "the tower has layers"
+        with self._lock:
+            own = self._layers.get(layer)
+            if own is None:
+                tensors = take_layer(self._weights, self._plan, layer)
+                own = self._layers[layer] = self._binder.layer(tensors)
+            stream = x.float().contiguous()
+            self._context.run_tower_layer(self._shape, own, turns, stream)
+        return stream
+
+
+def _make_shape(plan: EncoderPlan) -> structs.TowerShape:
+    return structs.TowerShape(
+        width=plan.width,
+        num_heads=plan.num_heads,
+        num_kv_heads=plan.num_kv_heads,
+        head_dim=plan.head_dim,
+        is_rms=plan.norm == "rms",
+        norms_values=plan.norms_values,
+        num_turned_parts=plan.num_turned_parts,
+        eps=plan.eps,
+        scale=plan.scale,
+    )
+
+
+def find_tower_kernels(num_threads: int) -> KernelMaker | None:
+    """Returns what makes native kernels of fp32 towers; None: torch runs them.
+
+    Without vector instructions torch is quicker.
+
+    Args:
+        num_threads: Threads that compute.
+    """
+    library = load_library() if envs.VLLM_NATIVE and envs.VLLM_CPU_TOWER_INT16 else None
+    if library is None:
+        return None
+    context = NativeContext(library, num_threads)
+    if context.vector_build == "portable":
+        return None
+
+    def make(weights: TowerWeights, plan: EncoderPlan | None) -> TowerKernels:
+        return NativeTowerKernels(context, weights, plan)
+
+    return make
