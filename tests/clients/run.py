@@ -46,9 +46,12 @@ _HANDLERS = (
     *("/v1/decisions", "/v1/embeddings", "/v1/files", "/v1/batches"),
     *("/v2/embed", "/v1/rerank", "/v2/rerank"),
 )
-NODE, PROMETHEUS, TEMPLATES = "node", "prometheus", "axolotl, oumi, trl"
+NODE, PROMPTFOO = "node", "promptfoo"
+PROMETHEUS, TEMPLATES = "prometheus", "axolotl, oumi, trl"
+# Environments of Node's packages, and the files of their pins.
+MANIFESTS = {NODE: HERE / "package.json", PROMPTFOO: HERE / "promptfoo.json"}
 # Their rows run where this project is installed.
-_OWN_PYTHON = (PROMETHEUS, TEMPLATES)
+_OWN_PYTHON = (PROMETHEUS, TEMPLATES, PROMPTFOO)
 # Rows that a server refuses once or more, and whose clients know what to do: a full context, a
 # thread, a wrong key, an image.
 _REFUSED = ("overflow", "tool runner", "refused")
@@ -74,6 +77,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "aiperf": ("aiperf_py.py",),
     PROMETHEUS: ("prometheus_py.py",),
     TEMPLATES: ("templates_py.py",),
+    PROMPTFOO: ("promptfoo_py.py",),
     NODE: ("openai_js.mjs", "ai_sdk.mjs", "coding_agents.mjs"),
 }
 # The OpenTelemetry sink is ours, and reads with that package; it gets what both servers send.
@@ -136,8 +140,8 @@ def make_environment(name: str, envs: Path) -> tuple[list[str], str]:
     folder = envs / name.replace(", ", "-")
     stamp = folder / ".pins"
     pins = json.dumps(read_pins().get(name, []))
-    if name == NODE:
-        pins = json.dumps((HERE / "package.json").read_text("utf-8"))
+    if name in MANIFESTS:
+        pins = json.dumps(MANIFESTS[name].read_text("utf-8"))
     # The packages' own Node: newer ones than some systems have are asked for.
     node = folder / "node_modules" / ".bin" / "node"
     program = [str(node)] if name == NODE else [str(folder / "bin" / "python")]
@@ -147,11 +151,13 @@ def make_environment(name: str, envs: Path) -> tuple[list[str], str]:
         return program, ""
     print(f"Installing {name} into {folder}, once (a few minutes) ...", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
-    if name == NODE:
+    if name in MANIFESTS:
         if shutil.which("npm") is None:
             return program, "npm is not there"
-        shutil.copy(HERE / "package.json", folder / "package.json")
-        commands = [["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]]
+        shutil.copy(MANIFESTS[name], folder / "package.json")
+        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
+        # Of what it asks for besides, its database alone is needed, which is pinned.
+        commands = [install if name == NODE else [*install, "--omit=optional", "--ignore-scripts"]]
     elif name == PROMETHEUS:
         if shutil.which("promtool") is None and shutil.which("apt-get") is None:
             return program, "neither promtool nor apt-get is there"

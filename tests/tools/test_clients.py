@@ -9,6 +9,7 @@ from tests.clients.run import (
     BEGIN,
     END,
     HERE,
+    MANIFESTS,
     NODE,
     PAGE,
     PROMETHEUS,
@@ -26,10 +27,11 @@ NOTHING = dict.fromkeys(("cached", "tokens", "2xx", "4xx", "5xx"), 0)
 
 def test_every_environment_is_pinned_and_every_row_runs() -> None:
     pins = read_pins()
-    assert set(pins) == set(ROWS) - {NODE, PROMETHEUS}
+    assert set(pins) == set(ROWS) - {*MANIFESTS, PROMETHEUS}
     assert all("==" in requirement for listed in pins.values() for requirement in listed)
-    node = json.loads((HERE / "package.json").read_text("utf-8"))["dependencies"]
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in node.values())
+    for manifest in MANIFESTS.values():
+        node = json.loads(manifest.read_text("utf-8"))["dependencies"]
+        assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in node.values())
     files = {path.name for path in (HERE / "rows").glob("*.*") if path.stem != "client"}
     assert files == {file for listed in ROWS.values() for file in listed}
 
