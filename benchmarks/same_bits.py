@@ -51,7 +51,9 @@ from tests.model_executor.models.decoder.reference import (
     qwen3_5,
 )
 from tests.model_executor.models.decoder.test_gated_delta import OTHERS
+from tests.model_executor.models.deepseek_v41.tiny import BYTE_VOCAB, write_checkpoint
 from tests.tokenizers.family_tokenizers import byte_level
+from tools.checkpoints.published_spelling import Spelling
 from vllm import LLM, SamplingParams, envs
 
 MODEL_NAME = "measured"
@@ -141,6 +143,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     # Of most prompts a part of the keys is chosen.
     "glm": glm5_next(vocab_size=VOCAB_SIZE, index_topk=32),
 }
+# Ten layers of every kind, FP8 matrices and FP4 experts.
+V41 = "deepseek-v4.1"
 # Shape -> the drafting model of the tests.
 DRAFTING = {
     "qwen3.5-mtp": "qwen 3.5",
@@ -208,6 +212,10 @@ def write_shape(shape: str, folder: Path, stored: str | None = None) -> Path:
     """Write the checkpoint of a shape; return what is served."""
     if shape in DRAFTING:
         write_drafting_model(DRAFTING[shape], folder)
+        return folder
+    if shape == V41:
+        folder.mkdir()
+        write_checkpoint(folder, 4, Spelling(block_shape=(32, 32)))
         return folder
     raw, tokenizer = SHAPES[shape], byte_level()
     if stored is not None and stored not in FORMATS:
@@ -322,7 +330,7 @@ def main() -> int:
     parser.add_argument(
         "--model", default="deepseek-v4", help="A folder or GGUF file; of 1,000 tokens at least."
     )
-    parser.add_argument("--shape", choices=[*SHAPES, *DRAFTING], help="In place of --model.")
+    parser.add_argument("--shape", choices=[*SHAPES, V41, *DRAFTING], help="In place of --model.")
     parser.add_argument("--stored", type=_check_stored, help="How --shape qwen3 is kept.")
     parser.add_argument("--dtype", default="auto", help="As the server's.")
     parser.add_argument("--quantization", help="As the server's.")
@@ -335,7 +343,11 @@ def main() -> int:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     answer = answer_offline if args.offline else answer_with
     settings = SETTINGS | (MTP_SETTINGS if args.shape in DRAFTING else {})
-    prompts = make_prompts(args.requests, VOCAB_SIZE if args.shape else 1000)
+    num_ids = VOCAB_SIZE if args.shape else 1000
+    if args.shape == V41:
+        # The last id stands for images.
+        num_ids = BYTE_VOCAB - 1
+    prompts = make_prompts(args.requests, num_ids)
     equal: dict[str, int] = {}
     counted: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:

@@ -13,9 +13,16 @@ from tests.model_executor.models.deepseek_v41.tiny import (
     write_checkpoint,
 )
 from tests.model_executor.models.hf_reference import random_tokens
+from tests.v1.engine.test_handover import Pair
 from tools.checkpoints.published_spelling import Spelling
 from vllm import LLM, SamplingParams
+from vllm.cachelab.twin.exact import ExactTwin
+from vllm.cachelab.twin.trace_file import read_trace
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.exceptions import CheckpointError, ConfigError, UserInputError
+from vllm.model_executor.model_loader.resolve import read_hf_config
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +165,75 @@ def test_a_prefix_survives_on_a_disk(checkpoint: tuple[Path, Reference], tmp_pat
     assert results[0][0] == results[1][0]
     assert [hit for _, hit in results] == [0, 128]
     assert_greedy(reference, prompt, results[0][0])
+
+
+def test_the_twin_of_an_engine_hits_what_it_hit(
+    checkpoint: tuple[Path, Reference], tmp_path: Path
+) -> None:
+    """With n-gram drafts, windows that are rebuilt and a pool that evicts, request by request."""
+    folder, reference = checkpoint
+    path = tmp_path / "trace.jsonl"
+    documents = [tokens(700, seed) for seed in (5, 6)]
+    prompts = [
+        [*document[:length], *tokens(tail, 10 * length + tail)]
+        for length, tail in ((600, 90), (500, 10), (250, 40), (600, 20), (690, 5))
+        for document in documents
+    ]
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    settings = {"speculative_config": drafts, "num_gpu_blocks_override": 110}
+    with open_llm(folder, max_model_len=1024, cache_trace=str(path), **settings) as llm:
+        told = ask(llm, *documents, count=4)
+        told += ask(llm, *prompts, count=4)
+    for prompt, (answer, _) in zip((*documents, *prompts), told, strict=True):
+        assert_greedy(reference, prompt, answer)
+    result = ExactTwin(read_trace(path, is_strict=True)).run()
+    assert result.diverged_at is None
+    assert [result.cached_tokens[number] for number in sorted(result.cached_tokens)] == [
+        hit for _, hit in told
+    ]
+    reasons = {name for stats in result.misses.values() for name in stats.miss_tokens}
+    assert {"first_seen", "window_rebuilt", "above_last_boundary"} <= reasons
+    assert sum(result.cached_tokens.values()) > 0
+
+
+class V41Pair(Pair):
+    """A prefilling and a decoding engine of one checkpoint."""
+
+    folder: Path
+
+    def make(self, transfer: KVTransferConfig, **settings: Any) -> EngineCore:
+        model = ModelConfig(
+            str(self.folder),
+            path=str(self.folder),
+            hf_config=read_hf_config(self.folder),
+            max_model_len=512,
+        )
+        config = VllmConfig(
+            model_config=model,
+            cache_config=CacheConfig(block_size=32, num_gpu_blocks_override=200),
+            scheduler_config=SchedulerConfig(
+                max_model_len=512, max_num_batched_tokens=96, max_num_seqs=16
+            ),
+            kv_transfer_config=transfer,
+        )
+        return EngineCore(config, UniProcExecutor)
+
+
+def test_a_prefix_is_handed_over(
+    checkpoint: tuple[Path, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To an engine that decodes: its windows, entries and index keys; tables are everybody's."""
+    folder, reference = checkpoint
+    monkeypatch.setattr(V41Pair, "folder", folder, raising=False)
+    pair = V41Pair()
+    for length in (32, 33, 150, 300):
+        prompt = tokens(length, length)
+        answer = pair.answer(prompt, 6)
+        assert answer.stats is not None
+        assert answer.stats.num_external_tokens == (length - 1) // 32 * 32
+        assert_greedy(reference, prompt, answer.tokens)
+    pair.check_free()
+    pair.shutdown()
 
 
 def test_prompt_log_probabilities_and_images(checkpoint: tuple[Path, Reference]) -> None:
