@@ -1,7 +1,7 @@
 """Whether a request's answer depends on what else the server does.
 
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
-        [--shape gemma4|gemma4-experts|qwen3|qwen3.5|...] [--stored Q4_0|IQ2_XXS,Q2_K|w4a16|...]
+        [--shape gemma4|qwen3|qwen3.5|deepseek-v4.1|...] [--stored Q4_0|IQ2_XXS,Q2_K|w4a16|...]
         [--quantization int8] [--offline]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs

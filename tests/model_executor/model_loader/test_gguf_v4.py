@@ -164,6 +164,9 @@ def test_other_kinds_of_files_are_named(tensors: dict[str, torch.Tensor], tmp_pa
         path = write_header(tmp_path / f"{kind}.gguf", "llama", general__type=kind)
         with pytest.raises(UnsupportedModelError, match=named):
             read_gguf_config(path)
+    path = write_header(tmp_path / "v41.gguf", "deepseek41")
+    with pytest.raises(UnsupportedModelError, match="'deepseek41', which is not served from GGUF"):
+        read_gguf_config(path)
     path = tmp_path / "v4.gguf"
     write_v4(RAW, tensors, path, as_floats)
     dspark = write_header(tmp_path / "dspark.gguf", "dflash")

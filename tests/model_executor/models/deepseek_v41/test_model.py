@@ -95,6 +95,19 @@ def test_other_shapes_of_the_layout(overrides: dict[str, Any]) -> None:
     torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
+def test_a_table_above_the_cut_may_have_no_row_to_serve() -> None:
+    """Its layer computes a prompt's end alone, which the first chunk has nothing of."""
+    model, reference = build_both(5, engram_layer_ids=[1, 5, 8])
+    ids = random_tokens(90, 4)
+    expected = run_reference(reference, ids, [90])
+    for native in (0, 1):
+        harness = make_harness(model, native=native)
+        request = harness.add(ids)
+        request.output_from = 89
+        logits = [harness.step([(request, count)])[0] for count in (20, 40, 30)][-1]
+        torch.testing.assert_close(logits[-1], expected[-1], atol=TOLERANCE, rtol=0)
+
+
 def test_chunks_and_company_change_nothing(both: tuple[DeepseekV41ForCausalLM, Reference]) -> None:
     model, _ = both
     rng = random.Random(2)

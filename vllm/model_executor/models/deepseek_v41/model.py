@@ -125,7 +125,8 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
                 if step.kept is not None:
                     rows = rows[step.kept]
                     own_images = None if images is None else images[step.kept]
-                streams = self.engrams[str(index)](streams, rows, own_images)
+                if len(streams):
+                    streams = self.engrams[str(index)](streams, rows, own_images)
             if 0 <= cut <= index and any(dropped := lazy.count_dropped(index)):
                 if index == cut:
                     layer.store_entries(streams, weights, step)
