@@ -50,6 +50,8 @@ class PictureRows:
         # What nobody asked for in time: the last picture's.
         self._extra: tuple[str, torch.Tensor] | None = None
         self._seconds: dict[str, float] = {}
+        # Taken from the thread, but nobody was told yet.
+        self._untold: list[tuple[str, bool]] = []
 
     def update(self, output: SchedulerOutput, find_state: Callable[[str], RequestState]) -> None:
         """Drop what the scheduler lets go of, and make what it asks for."""
@@ -70,9 +72,14 @@ class PictureRows:
 
     def take_made(self) -> list[tuple[str, bool]]:
         """Drain what the thread has done: by key, whether there are rows now."""
+        self._collect()
+        untold, self._untold = self._untold, []
+        return untold
+
+    def _collect(self) -> None:
         made = self._thread.take()
         self._kept.update((key, rows) for key, rows in made if rows is not None)
-        return [(key, rows is not None) for key, rows in made]
+        self._untold += [(key, rows is not None) for key, rows in made]
 
     def take_seconds(self) -> dict[str, float]:
         """Drain the seconds that the tower has run, by key, here or in the thread."""
@@ -97,7 +104,7 @@ class PictureRows:
         made = self._kept.get(picture.key)
         if made is None:
             self._thread.wait(picture.key)
-            self.take_made()
+            self._collect()
             made = self._kept.get(picture.key)
         if made is None:
             # The request that was to make them was taken out of its step.
