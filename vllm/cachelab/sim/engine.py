@@ -77,6 +77,8 @@ class SimEngine:
             block_size=self.plan.unit,
             kv_event_publisher=watch,
         )
+        if settings.runs_towers:
+            self.scheduler.make_pictures_in_steps()
         self.num_drafts = config.num_speculative_tokens
         self._accept = (acceptance or Acceptance()).make()
         self._stride = decode_stride

@@ -21,6 +21,7 @@ from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import ConfigError, PoolTooSmallError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.registry import read_architectures, resolve_model
+from vllm.model_executor.towers.plans import ImagesPlan
 from vllm.utils.byte_sizes import parse_size
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, plan_kv_cache
@@ -54,6 +55,8 @@ class SimSettings:
         tier: The tiers' connector here ("class", as module:name) and its settings ("extra"); None:
             there is nothing behind the pool.
         parallel: Fields of ``ParallelConfig``: workers share the pages of a block, cores the tiers.
+        images: How pictures are shown, as a record's header has it; None: none are.
+        runs_towers: Whether steps run towers, and not somebody beside them.
     """
 
     hf_config: Mapping[str, Any]
@@ -70,6 +73,8 @@ class SimSettings:
     speculative: Mapping[str, Any] | None = None
     tier: Mapping[str, Any] | None = None
     parallel: Mapping[str, Any] = field(default_factory=dict)
+    images: Mapping[str, int] | None = None
+    runs_towers: bool = True
 
     def make_config(self) -> VllmConfig:
         """Return the configuration that a server of these settings has.
@@ -87,7 +92,12 @@ class SimSettings:
         }
         speculative = self.speculative
         return VllmConfig(
-            model_config=ModelConfig("sim", hf_config=raw, max_model_len=self.max_model_len),
+            model_config=ModelConfig(
+                "sim",
+                hf_config=raw,
+                max_model_len=self.max_model_len,
+                **_image_settings(parsed, self.images),
+            ),
             cache_config=CacheConfig(
                 block_size=self.block_size,
                 cache_dtype=self.cache_dtype,
@@ -154,6 +164,19 @@ class SimSettings:
     def resized(self, num_blocks: int) -> "SimSettings":
         """Return the same settings with another pool."""
         return replace(self, num_blocks=num_blocks)
+
+
+def _image_settings(parsed: Any, images: Mapping[str, int] | None) -> dict[str, Any]:
+    """What a model's configuration says of pictures."""
+    plan: ImagesPlan | None = getattr(parsed, "images", None)
+    if plan is None or images is None:
+        return {}
+    return {
+        "image_family": plan.family,
+        "max_picture_tokens": images["tokens"],
+        "pictures_are_whole": bool(images["are_whole"]),
+        "picture_row_bytes": images["row_bytes"],
+    }
 
 
 @dataclass(frozen=True, slots=True)

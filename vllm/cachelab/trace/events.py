@@ -37,6 +37,9 @@ class Header(msgspec.Struct, kw_only=True):
         tier: Settings of the tiers behind the pool ("extra": the connector's, without the folder's
             name) and "unix_s", when the record began; None: there are none.
         parallel: Fields of the parallel configuration that decide about sizes.
+        images: How pictures are shown: "tokens" of the largest, whether a step holds all of one
+            ("are_whole"), "row_bytes" of what a tower makes, whether it runs "beside" the steps;
+            None: none are.
         part: Number of the file, from 0; a part above 0 goes on where the one before was full.
     """
 
@@ -54,6 +57,7 @@ class Header(msgspec.Struct, kw_only=True):
     part: int = 0
     tier: dict[str, Any] | None = None
     parallel: dict[str, int] = msgspec.field(default_factory=dict)
+    images: dict[str, int] | None = None
 
 
 class Units(msgspec.Struct, array_like=True):
@@ -209,6 +213,7 @@ class Step(msgspec.Struct, array_like=True, tag="S"):
         told: Of requests admitted for the first time, if there are tiers.
         is_begun: Whether it is the first ``Begun`` step whose results have not come; what it was
             scheduled with is there.
+        made: Pictures that towers made beside the steps, as in ``Added.images``, or gave up.
     """
 
     time_us: int
@@ -224,6 +229,7 @@ class Step(msgspec.Struct, array_like=True, tag="S"):
     report: TierReport | None = None
     told: list[Told] = []
     is_begun: bool = False
+    made: list[tuple[str, bool]] = []
 
 
 class Aborted(msgspec.Struct, array_like=True, tag="X"):

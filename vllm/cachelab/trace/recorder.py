@@ -300,6 +300,11 @@ class CacheRecorder:
         if told != TierReport():
             step.report = told
 
+    def note_made(self, made: Iterable[tuple[str, bool]]) -> None:
+        """Note what towers made beside the steps: by key, whether it was made or given up."""
+        assert self._step is not None
+        self._step.made = [(_short(key), is_made) for key, is_made in made]
+
     def schedule(self, output: SchedulerOutput, begin_us: int) -> None:
         """Note a step as it was scheduled."""
         self._settle()
@@ -429,6 +434,7 @@ class RecordedScheduler(Scheduler):
             if (request := requests.get(name)) is not None
         ]
         self.recorder.hear(model_runner_output.kv_connector_output)
+        self.recorder.note_made(model_runner_output.made_pictures or ())
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self._disk is not None:
             self.recorder.note_changes(self._disk.take_changes())
@@ -485,7 +491,11 @@ def _list_images(request: Request) -> list[tuple[int, int, str]]:
         (
             feature.mm_position.offset,
             feature.mm_position.length,
-            hashlib.sha256(key.encode()).hexdigest()[:16],
+            _short(key),
         )
         for feature, key in zip(request.mm_features, keys, strict=True)
     ]
+
+
+def _short(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -153,7 +153,12 @@ class ExactTwin:
             # How long it might have become decides how far ahead it was scheduled.
             max_tokens, stops = event.max_tokens, (_LAST_TOKEN,)
         request = make_request(
-            recorded, self._trace.header.hash_unit, self.engine.hash_unit, max_tokens, stops
+            recorded,
+            self._trace.header.hash_unit,
+            self.engine.hash_unit,
+            max_tokens,
+            stops,
+            has_eyes=self._trace.header.images is not None,
         )
         if event.is_blocked:
             request.status = RequestStatus.WAITING_FOR_STREAMING_REQ
@@ -205,6 +210,7 @@ class ExactTwin:
         ids = [request.request_id for request in scheduled]
         output = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, sampled)
         output.prompt_logprobs_dict = self.engine.scored_prompts.rows(step, requests)
+        output.made_pictures = [own for own in event.made if self._scheduler.is_making(own[0])]
         if self._tier is not None:
             output.kv_connector_output = output_of(event.report)
         elif self.engine.tier is not None:

@@ -10,6 +10,7 @@ from vllm.cachelab.sim.settings import SimSettings
 from vllm.cachelab.trace.events import Header
 from vllm.cachelab.twin.trace_file import RecordedRequest
 from vllm.exceptions import ConfigError
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.engine.cache_trace import describe_groups
@@ -45,6 +46,9 @@ def settings_of(header: Header, *, is_recorded: bool = False) -> SimSettings:
         speculative=header.speculative,
         tier=tier,
         parallel=header.parallel,
+        images=header.images,
+        # When a tower ended is known of the recorded run alone.
+        runs_towers=not is_recorded,
     )
 
 
@@ -121,12 +125,19 @@ def regroup(hashes: Sequence[BlockHash], unit: int, wanted: int) -> list[BlockHa
     return list(hashes[step - 1 :: step])
 
 
+def _feature(offset: int, length: int, name: str) -> MultiModalFeatureSpec:
+    """A picture by its name: nothing here depends on what it shows."""
+    return MultiModalFeatureSpec(None, "image", name, PlaceholderRange(offset, length))
+
+
 def make_request(
     recorded: RecordedRequest,
     recorded_unit: int,
     unit: int,
     max_tokens: int,
     stop_token_ids: Sequence[int] = (),
+    *,
+    has_eyes: bool = False,
 ) -> Request:
     """Return the scheduler's request.
 
@@ -136,6 +147,7 @@ def make_request(
         unit: Tokens under one hash now.
         max_tokens: Of its answer.
         stop_token_ids: Tokens that end it.
+        has_eyes: Whether pictures are shown: as what they are, and not as text.
     """
     added = recorded.added
     prompt = [0] * added.num_prompt_tokens
@@ -155,6 +167,7 @@ def make_request(
         ),
         arrival_time=added.arrival_time,
         priority=added.priority,
+        mm_features=[_feature(*image) for image in added.images] if has_eyes else None,
         block_hasher=KnownHashes(hashes, unit, added.number),
         cache_boundaries=added.boundaries,
         cache_ttls={place: math.inf if ttl is None else ttl for place, ttl in added.ttls},

@@ -27,12 +27,14 @@ class RecordedLoad:
         recorded_unit: Tokens under one recorded hash.
         unit: Tokens under one hash now.
         turn: None: a trace knows of no turns.
+        has_eyes: Whether pictures are shown.
     """
 
     recorded: RecordedRequest
     recorded_unit: int
     unit: int
     turn: int | None = None
+    has_eyes: bool = False
 
     @property
     def request_id(self) -> str:
@@ -56,7 +58,13 @@ class RecordedLoad:
 
     def make(self) -> Request:
         """Return the scheduler's request."""
-        return make_request(self.recorded, self.recorded_unit, self.unit, self.num_output_tokens)
+        return make_request(
+            self.recorded,
+            self.recorded_unit,
+            self.unit,
+            self.num_output_tokens,
+            has_eyes=self.has_eyes,
+        )
 
 
 def fit_cost(twin: TwinResult) -> CostModel:
@@ -114,7 +122,12 @@ class WhatIf:
             if variant.block_size == base.block_size:
                 open_folder(self.trace, engine.tier)
         load = [
-            RecordedLoad(request, header.hash_unit, engine.hash_unit)
+            RecordedLoad(
+                request,
+                header.hash_unit,
+                engine.hash_unit,
+                has_eyes=header.images is not None,
+            )
             for request in self.trace.requests.values()
         ]
         scheduler = engine.scheduler

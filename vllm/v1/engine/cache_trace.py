@@ -13,7 +13,7 @@ from vllm.cachelab.trace.recorder import (
     RecordedScheduler,
 )
 from vllm.cachelab.trace.writer import TraceWriter
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.config.kv_transfer import OFFLOADING_CONNECTOR
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
@@ -135,7 +135,18 @@ def make_header(vllm_config: VllmConfig, plan: KVCachePlan) -> Header:
         max_model_len=vllm_config.model_config.max_model_len,
         tier=_tier_fields(vllm_config),
         parallel={name: getattr(vllm_config.parallel_config, name) for name in _PARALLEL},
+        images=_image_fields(vllm_config.model_config),
     )
+
+
+def _image_fields(model: ModelConfig) -> dict[str, int] | None:
+    if model.image_family is None:
+        return None
+    return {
+        "tokens": model.max_picture_tokens,
+        "are_whole": int(model.pictures_are_whole),
+        "row_bytes": model.picture_row_bytes,
+    }
 
 
 def describe_groups(plan: KVCachePlan) -> list[tuple[int, int]]:

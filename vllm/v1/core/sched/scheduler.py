@@ -356,6 +356,14 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         if events:
             self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
 
+    def make_pictures_in_steps(self) -> None:
+        """Have nothing made beside the steps: for whoever runs no towers; before any request."""
+        self._encoder.orders = None
+
+    def is_making(self, key: str) -> bool:
+        """Whether a picture is being made beside the steps."""
+        return self._encoder.orders is not None and self._encoder.orders.is_open(key)
+
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Take draft tokens for the next step; ended requests and prefill chunks get none."""
         pairs = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
