@@ -24,6 +24,7 @@ from tests.tokenizers.family_tokenizers import byte_level
 from vllm import LLM, SamplingParams
 from vllm.entrypoints.cli.main import main
 from vllm.exceptions import ConfigError, UnsupportedFeatureError, UserInputError
+from vllm.model_executor.towers.tower import Tower
 from vllm.multimodal.decode import resize
 from vllm.multimodal.image_input import ImageInput
 from vllm.multimodal.reader import GivenImage
@@ -270,6 +271,7 @@ def test_asyncllm_reads_pictures_too(seeing: Seeing, monkeypatch: pytest.MonkeyP
         engine.shutdown()
 
 
+@pytest.mark.slow
 def test_several_workers_answer_as_one(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a tower of its own, and the first says when a picture is made."""
     if seeing.family != "gemma3":
@@ -310,3 +312,47 @@ def test_a_prompt_with_pictures_is_rendered(
     assert place["num_tokens"] == chat.prompt_token_ids.count(IMAGE_ID)
     assert main(flags) == 0
     assert f"tokens {place['token']} to" in capsys.readouterr().out
+
+
+def test_a_picture_seen_before_costs_no_tower_after_a_restart(
+    seeing: Seeing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seeing.family != "gemma4v":
+        pytest.skip("the same code for all")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    encoded: list[int] = []
+    encode = Tower.encode
+
+    def count(self: Tower, *args: Any) -> Any:
+        encoded.append(1)
+        return encode(self, *args)
+
+    monkeypatch.setattr(Tower, "encode", count)
+    pixels = picture(11, 100, 70)
+    answers, counts = [], []
+    for salt in (None, None, "mine"):
+        encoded.clear()
+        with LLM(
+            str(seeing.llm.llm_engine.vllm_config.model_config.path),
+            block_size=_UNIT,
+            max_model_len=1024,
+            kv_cache_memory_bytes=64 << 20,
+            mm_processor_kwargs=_SMALL[seeing.family],
+            mm_encoder_cache_dir=tmp_path / "rows",
+        ) as llm:
+            asked = {
+                "prompt": f"{_SHOWN[seeing.family]}What?",
+                "multi_modal_data": {"image": pixels},
+                "cache_salt": salt,
+            }
+            (output,) = llm.generate([asked], _GREEDY, use_tqdm=False)  # type: ignore[list-item]
+            answers.append([row[t].logprob for row, t in _rows(output)])
+        counts.append(len(encoded))
+    # Who finds a picture learns that somebody sent it: a salt has its own.
+    assert counts == [1, 0, 1]
+    assert answers == [answers[0]] * 3
+
+
+def _rows(output: Any) -> Any:
+    answer = output.outputs[0]
+    return zip(answer.logprobs, answer.token_ids, strict=True)

@@ -45,7 +45,7 @@ _ASKED = struct.Struct("<IQ")
 _ANSWER = struct.Struct("<BIIIIQ")
 _MAX_ERROR_BYTES = 4096
 # A picture of the largest size takes a few seconds on a busy machine.
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60
 # What a library leaks goes with its process.
 _MAX_PICTURES = 2_000
 
