@@ -1,14 +1,13 @@
-// Products of whole numbers of sixteen bits, for towers: two inputs of a row are a word, which meets
-// the words of sixteen outputs, and sums are exact in any order.
+// Products for towers, of floats or of whole numbers of sixteen bits. Values fall into groups of 96:
 //
-//   inputs    [groups, rows, 96]   a group's values as multiples of its scale
-//   words     [panels, cols / 2, 16]
-//   y = sum over groups, in their order, of  sum(code * input) * weight scale * input scale
+//   inputs    [groups, rows, 96]   Exact: floats; Whole: multiples of the group's scale
+//   words     [panels, words of all inputs, 16]   a word is an input of an output, or two
+//   y = sum over groups, in their order, of a group's chain; or of its sum * weight scale * input scale
 //
 // A scale is so small that the codes of a group, as a vector, are as long as 32 bits allow: no sum of
-// products exceeds the product of two lengths. So values are four to five bits finer than those of
-// bf16, and a word is twice as many products to an instruction as floats have. Rows, tiles and threads
-// choose only which sums run together.
+// products exceeds the product of two lengths, and sums are exact in any order. So values are four to
+// five bits finer than those of bf16, and an instruction has twice as many products as with floats.
+// Rows, tiles and threads choose only which sums run together.
 #pragma once
 
 #include <algorithm>
@@ -170,7 +169,21 @@ VN_INLINE Vec power_of(Vec x) {
   return times_power(p, moved);
 }
 
-// ---- rounding -------------------------------------------------------------------------------
+// ---- numbers --------------------------------------------------------------------------------
+
+// What inputs and words are made of.
+struct Whole {
+  using Input = int16_t;
+  using Word = int32_t;
+  static constexpr int64_t kInputs = 2;  // of a word
+  static Word word_of(const Input* inputs) { return pair_of(inputs); }
+};
+struct Exact {
+  using Input = float;
+  using Word = float;
+  static constexpr int64_t kInputs = 1;
+  static Word word_of(const Input* inputs) { return *inputs; }
+};
 
 // What a group's values are multiples of, and by what they become so. Values next to nothing are
 // zero; where one is no number, neither is the scale.
@@ -192,8 +205,12 @@ VN_INLINE Vec load_upto(const float* p, int64_t count) {
   return count >= kLanes ? load(p) : load_some(p, static_cast<int>(std::max<int64_t>(0, count)));
 }
 
-// Rounds at most a group of values, filled up with zeros; returns its scale.
-inline float round_group(const float* x, int64_t count, int16_t* codes) {
+// Keeps at most a group of values, filled up with zeros; returns its scale.
+inline float keep_group(const float* x, int64_t count, float* values) {
+  for (int64_t i = 0; i < kPairGroup; i += kLanes) store(values + i, load_upto(x + i, count - i));
+  return 1.0f;
+}
+inline float keep_group(const float* x, int64_t count, int16_t* codes) {
   Vec peak = zero(), squares = zero();
   for (int64_t i = 0; i < count; i += kLanes) {
     const Vec value = load_upto(x + i, count - i);
@@ -212,18 +229,19 @@ inline float round_group(const float* x, int64_t count, int16_t* codes) {
   return own.scale;
 }
 
-// Rows of rounded inputs: codes [groups, capacity, 96] and scales [groups, capacity].
-struct PairRows {
-  int16_t* codes;
+// Rows of inputs: [groups, capacity, 96], and scales [groups, capacity].
+template <typename N>
+struct InputRows {
+  typename N::Input* values;
   float* scales;
   int64_t capacity;
 
-  int16_t* group(int64_t g, int64_t row) const {
-    return codes + (g * capacity + row) * kPairGroup;
+  typename N::Input* group(int64_t g, int64_t row) const {
+    return values + (g * capacity + row) * kPairGroup;
   }
   float* scale(int64_t g, int64_t row) const { return scales + g * capacity + row; }
   void put(int64_t g, int64_t row, const float* x, int64_t count) const {
-    *scale(g, row) = round_group(x, count, group(g, row));
+    *scale(g, row) = keep_group(x, count, group(g, row));
   }
 };
 
@@ -232,54 +250,78 @@ inline int64_t count_groups(int64_t cols) { return ceil_div(cols, kPairGroup); }
 // ---- products -------------------------------------------------------------------------------
 
 // A matrix as the products read it; of keys, too.
-struct PairPanels {
-  const int32_t* words;  // [panels, pairs, 16]
-  const float* scales;   // [panels, groups, 16]
+template <typename N>
+struct Panels {
+  const typename N::Word* words;  // [panels, words, 16]
+  const float* scales;            // [panels, groups, 16]; of Exact, none
   int64_t cols;
 
-  int64_t pairs() const { return ceil_div(cols, 2); }
+  int64_t count_words() const { return ceil_div(cols, N::kInputs); }
 };
 
-// Adds what R rows make of group g of P panels: out [R][P * 16] at `stride`. codes: of the rows'
-// group, which have the scales.
-template <int R, int P>
-VN_INLINE void add_group(const int16_t* codes, const float* scales, int64_t g, const PairPanels& w,
-                         int64_t panel, bool is_first, float* out, int64_t stride) {
-  constexpr int64_t kPairs = kPairGroup / 2;
-  const int64_t groups = count_groups(w.cols), next = w.pairs() * kLanes;
-  const int64_t num_pairs = std::min(kPairs, w.pairs() - g * kPairs);
-  const int32_t* words = w.words + panel * next + g * kPairs * kLanes;
+// What R rows make of some words of P panels, `next` words apart: calls end(i, sum), i = row * P + panel.
+template <int R, int P, typename End>
+VN_INLINE void sum_words(const int16_t* inputs, const int32_t* words, int64_t next, int64_t count,
+                         End&& end) {
   PairSums sums[R * P];
   each<R * P>([&](auto i) VN_NOW { sums[i] = no_pairs(); });
-  for (int64_t k = 0; k < num_pairs; ++k, words += kLanes, codes += 2) {
+  for (int64_t k = 0; k < count; ++k, words += kLanes, inputs += 2) {
     PairSums own[P];
     each<P>([&](auto p) VN_NOW { own[p] = load_pairs(words + p * next); });
     each<R>([&](auto r) VN_NOW {
       each<P>([&](auto p) VN_NOW {
-        sums[r * P + p] = add_pair(sums[r * P + p], codes + r * kPairGroup, own[p]);
+        sums[r * P + p] = add_pair(sums[r * P + p], inputs + r * kPairGroup, own[p]);
       });
     });
   }
-  each<P>([&](auto p) VN_NOW {
-    const Vec scale = load(w.scales + ((panel + p) * groups + g) * kLanes);
+  each<R * P>([&](auto i) VN_NOW { end(i, to_floats(sums[i])); });
+}
+template <int R, int P, typename End>
+VN_INLINE void sum_words(const float* inputs, const float* words, int64_t next, int64_t count,
+                         End&& end) {
+  Vec sums[R * P];
+  each<R * P>([&](auto i) VN_NOW { sums[i] = zero(); });
+  for (int64_t k = 0; k < count; ++k, words += kLanes) {
+    Vec own[P];
+    each<P>([&](auto p) VN_NOW { own[p] = load(words + p * next); });
     each<R>([&](auto r) VN_NOW {
-      float* own = out + r * stride + p * kLanes;
-      const Vec before = is_first ? zero() : load(own);
-      store(own, fma(mul(to_floats(sums[r * P + p]), scale), fill(scales[r]), before));
+      const Vec input = fill(inputs[r * kPairGroup + k]);
+      each<P>([&](auto p) VN_NOW { sums[r * P + p] = fma(input, own[p], sums[r * P + p]); });
     });
-  });
+  }
+  each<R * P>([&](auto i) VN_NOW { end(i, sums[i]); });
+}
+
+// Adds what R rows make of group g of P panels: out [R][P * 16] at `stride`. inputs: of the rows' group,
+// which have the scales.
+template <int R, int P, typename N>
+VN_INLINE void add_group(const typename N::Input* inputs, const float* scales, int64_t g,
+                         const Panels<N>& w, int64_t panel, bool is_first, float* out,
+                         int64_t stride) {
+  constexpr int64_t kWords = kPairGroup / N::kInputs;
+  const int64_t groups = ceil_div(w.cols, kPairGroup), next = w.count_words() * kLanes;
+  sum_words<R, P>(inputs, w.words + panel * next + g * kWords * kLanes, next,
+                  std::min(kWords, w.count_words() - g * kWords), [&](auto i, Vec sum) VN_NOW {
+                    constexpr int r = i / P, p = i % P;
+                    float* own = out + r * stride + p * kLanes;
+                    if constexpr (N::kInputs > 1) {
+                      sum = mul(sum, load(w.scales + ((panel + p) * groups + g) * kLanes));
+                    }
+                    store(own, fma(sum, fill(scales[r]), is_first ? zero() : load(own)));
+                  });
 }
 
 // out[r][p * 16 + lane] = row + r of x . panels first .. first + count - 1. A panel's part of a group
 // stays in the first-level cache while the rows pass.
-inline void multiply_panels(const PairRows& x, int64_t row, int64_t rows, const PairPanels& w,
+template <typename N>
+inline void multiply_panels(const InputRows<N>& x, int64_t row, int64_t rows, const Panels<N>& w,
                             int64_t first, int64_t count, float* out, int64_t stride) {
-  const int64_t groups = count_groups(w.cols);
+  const int64_t groups = ceil_div(w.cols, kPairGroup);
   each_tile<kPairPanels>(count, [&](auto panels, int64_t p) {
     for (int64_t g = 0; g < groups; ++g) {
       each_tile<kPairRows>(rows, [&](auto height, int64_t r) {
-        add_group<height, panels>(x.group(g, row + r), x.scale(g, row + r), g, w, first + p, g == 0,
-                                  out + r * stride + p * kLanes, stride);
+        add_group<height, panels, N>(x.group(g, row + r), x.scale(g, row + r), g, w, first + p,
+                                     g == 0, out + r * stride + p * kLanes, stride);
       });
     }
   });

@@ -22,20 +22,21 @@ namespace {
 constexpr int64_t kBlockRows = kPairGroup, kChunk = kPairGroup, kChunkPanels = kChunk / kLanes;
 constexpr int64_t kTasksPerThread = 4;
 
-// Rows of rounded values, which grow and are not given back.
-class RoundedRows {
+// Rows of inputs, which grow and are not given back.
+template <typename N>
+class KeptRows {
  public:
-  PairRows shape(int64_t cols, int64_t rows) {
-    const int64_t count = count_groups(cols) * rows;
+  InputRows<N> shape(int64_t cols, int64_t rows) {
+    const int64_t count = ceil_div(cols, kPairGroup) * rows;
     if (static_cast<int64_t>(scales_.size()) < count) {
-      codes_.resize(count * kPairGroup);
+      values_.resize(count * kPairGroup);
       scales_.resize(count);
     }
-    return {codes_.data(), scales_.data(), rows};
+    return {values_.data(), scales_.data(), rows};
   }
 
  private:
-  std::vector<int16_t, CacheLines<int16_t>> codes_;
+  std::vector<typename N::Input, CacheLines<typename N::Input>> values_;
   Floats scales_;
 };
 
@@ -47,8 +48,9 @@ void clamp_row(const vn_bounds& bounds, const float* x, int64_t count, float* ou
   for (int64_t i = 0; i < count; ++i) out[i] = std::min(std::max(x[i], bounds.low), bounds.high);
 }
 
-void round_row(const vn_bounds& bounds, const float* x, int64_t cols, const PairRows& out,
-               int64_t row) {
+template <typename N>
+void keep_row(const vn_bounds& bounds, const float* x, int64_t cols, const InputRows<N>& out,
+              int64_t row) {
   float bounded[kPairGroup];
   for (int64_t g = 0; g * kPairGroup < cols; ++g) {
     const float* own = x + g * kPairGroup;
@@ -62,10 +64,11 @@ void round_row(const vn_bounds& bounds, const float* x, int64_t cols, const Pair
 }
 
 // Outputs first .. of some rows of x: out [rows, 96]; returns how many outputs there are.
-int64_t map_chunk(const PairRows& x, int64_t row, int64_t rows, const vn_pair_matrix& m,
+template <typename N>
+int64_t map_chunk(const InputRows<N>& x, int64_t row, int64_t rows, const vn_tower_matrix& m,
                   int64_t first, float* out) {
   const int64_t count = std::min(kChunk, m.rows - first);
-  const PairPanels panels = {m.words, m.scales, m.cols};
+  const Panels<N> panels = {static_cast<const typename N::Word*>(m.words), m.scales, m.cols};
   multiply_panels(x, row, rows, panels, first / kLanes, ceil_div(count, kLanes), out, kChunk);
   for (int64_t r = 0; r < rows; ++r) {
     float* own = out + r * kChunk;
@@ -78,8 +81,8 @@ int64_t map_chunk(const PairRows& x, int64_t row, int64_t rows, const vn_pair_ma
 }
 
 // Calls body(first, count, chunk) for all outputs, chunk [rows, 96].
-template <typename Body>
-void map_chunks(const PairRows& x, int64_t row, int64_t rows, const vn_pair_matrix& m, Body&& body) {
+template <typename N, typename Body>
+void map_chunks(const InputRows<N>& x, int64_t row, int64_t rows, const vn_tower_matrix& m, Body&& body) {
   thread_local Floats chunk;
   chunk.resize(kBlockRows * kChunk);
   for (int64_t first = 0; first < m.rows; first += kChunk) {
@@ -89,7 +92,8 @@ void map_chunks(const PairRows& x, int64_t row, int64_t rows, const vn_pair_matr
 }
 
 // Products of some rows of x: out [rows, m.rows].
-void map_block(const PairRows& x, int64_t row, int64_t rows, const vn_pair_matrix& m, float* out) {
+template <typename N>
+void map_block(const InputRows<N>& x, int64_t row, int64_t rows, const vn_tower_matrix& m, float* out) {
   map_chunks(x, row, rows, m, [&](int64_t first, int64_t count, const float* chunk) {
     for (int64_t r = 0; r < rows; ++r) {
       std::memcpy(out + r * m.rows + first, chunk + r * kChunk, sizeof(float) * count);
@@ -125,7 +129,20 @@ void activate(float* gates, const float* ups, int64_t count) {
   }
 }
 
+// Buffers for numbers of both kinds.
+int16_t* take_codes(TowerSpace& space, int64_t count, Whole) { return space.codes.take(count); }
+float* take_codes(TowerSpace& space, int64_t count, Exact) { return space.plain_codes.take(count); }
+int32_t* take_keys(TowerSpace& space, int64_t count, Whole) { return space.keys.take(count); }
+float* take_keys(TowerSpace& space, int64_t count, Exact) { return space.plain_keys.take(count); }
+int32_t* take_values(TowerSpace& space, int64_t count, Whole) { return space.values.take(count); }
+float* take_values(TowerSpace& space, int64_t count, Exact) {
+  return space.plain_values.take(count);
+}
+
+template <typename N>
 class TowerLayer {
+  using Rows = InputRows<N>;
+
  public:
   TowerLayer(ThreadPool& pool, TowerSpace& space, const vn_tower& tower,
              const vn_tower_layer& layer, const float* turns, int64_t rows, float* stream)
@@ -138,17 +155,17 @@ class TowerLayer {
         d_(tower.head_dim),
         stream_(stream),
         blocks_(ceil_div(rows, kBlockRows)),
-        head_groups_(count_groups(d_)),
+        head_groups_(ceil_div(d_, kPairGroup)),
         key_panels_(ceil_div(rows, kLanes)),
         value_panels_(ceil_div(d_, kLanes)) {}
 
   void run() {
     const int64_t heads = t_.num_heads, kv_heads = t_.num_kv_heads;
-    queries_ = space_.codes.take(heads * head_groups_ * n_ * kPairGroup);
+    queries_ = take_codes(space_, heads * head_groups_ * n_ * kPairGroup, N{});
     query_scales_ = space_.query_scales.take(heads * head_groups_ * n_);
-    keys_ = space_.keys.take(kv_heads * key_words());
+    keys_ = take_keys(space_, kv_heads * key_words(), N{});
     key_scales_ = space_.key_scales.take(kv_heads * key_panels_ * head_groups_ * kLanes);
-    values_ = space_.values.take(kv_heads * value_words());
+    values_ = take_values(space_, kv_heads * value_words(), N{});
     value_scales_ = space_.value_scales.take(kv_heads * value_panels_ * blocks_ * kLanes);
     attended_ = space_.attended.take(n_ * heads * d_);
     pool_.run(3 * blocks_, [&](int64_t i) { project(i / 3, static_cast<int>(i % 3)); });
@@ -159,17 +176,17 @@ class TowerLayer {
   }
 
  private:
-  int64_t key_words() const { return key_panels_ * ceil_div(d_, 2) * kLanes; }
-  int64_t value_words() const { return value_panels_ * ceil_div(n_, 2) * kLanes; }
+  int64_t key_words() const { return key_panels_ * ceil_div(d_, N::kInputs) * kLanes; }
+  int64_t value_words() const { return value_panels_ * ceil_div(n_, N::kInputs) * kLanes; }
 
-  PairRows queries_of(int64_t head) const {
+  Rows queries_of(int64_t head) const {
     const int64_t rows = head * head_groups_ * n_;
     return {queries_ + rows * kPairGroup, query_scales_ + rows, n_};
   }
-  PairPanels keys_of(int64_t head) const {
+  Panels<N> keys_of(int64_t head) const {
     return {keys_ + head * key_words(), key_scales_ + head * key_panels_ * head_groups_ * kLanes, d_};
   }
-  PairPanels values_of(int64_t head) const {
+  Panels<N> values_of(int64_t head) const {
     return {values_ + head * value_words(),
             value_scales_ + head * value_panels_ * blocks_ * kLanes, n_};
   }
@@ -183,16 +200,16 @@ class TowerLayer {
 
   void project(int64_t block, int part) {
     thread_local Floats normed, made;
-    thread_local RoundedRows rounded;
-    const vn_pair_matrix& m =
+    thread_local KeptRows<N> rounded;
+    const vn_tower_matrix& m =
         part == 0 ? layer_.queries : part == 1 ? layer_.keys : layer_.values;
     const int64_t first = block * kBlockRows, rows = std::min(kBlockRows, n_ - first);
     normed.resize(t_.width);
     made.resize(kBlockRows * m.rows);
-    const PairRows x = rounded.shape(m.cols, kBlockRows);
+    const Rows x = rounded.shape(m.cols, kBlockRows);
     for (int64_t r = 0; r < rows; ++r) {
       norm(0, stream_ + (first + r) * t_.width, normed.data());
-      round_row(m.inputs, normed.data(), m.cols, x, r);
+      keep_row(m.inputs, normed.data(), m.cols, x, r);
     }
     map_block(x, 0, rows, m, made.data());
     const int64_t heads = m.rows / d_;
@@ -229,65 +246,76 @@ class TowerLayer {
   }
 
   void pack_queries(int64_t head, int64_t first, int64_t rows, const float* x, int64_t stride) {
-    const PairRows own = queries_of(head);
+    const Rows own = queries_of(head);
     for (int64_t r = 0; r < rows; ++r) {
-      round_row({-INFINITY, INFINITY}, x + r * stride, d_, own, first + r);
+      keep_row({-INFINITY, INFINITY}, x + r * stride, d_, own, first + r);
     }
   }
 
   // A key is a lane of a panel.
   void pack_keys(int64_t head, int64_t block, int64_t rows, const float* x, int64_t stride) {
-    const int64_t pairs = ceil_div(d_, 2), first = block * kBlockRows;
-    int32_t* words = keys_ + head * key_words();
+    const int64_t all = ceil_div(d_, N::kInputs), first = block * kBlockRows;
+    typename N::Word* words = keys_ + head * key_words();
     float* scales = key_scales_ + head * key_panels_ * head_groups_ * kLanes;
-    int16_t codes[kPairGroup];
+    typename N::Input inputs[kPairGroup];
     const int64_t end = std::min(kBlockRows, key_panels_ * kLanes - first);
     for (int64_t r = 0; r < end; ++r) {
       const int64_t panel = (first + r) / kLanes, lane = (first + r) % kLanes;
       for (int64_t g = 0; g < head_groups_; ++g) {
         const int64_t at = g * kPairGroup, count = r < rows ? std::min(kPairGroup, d_ - at) : 0;
         scales[(panel * head_groups_ + g) * kLanes + lane] =
-            round_group(x + (r < rows ? r * stride + at : 0), count, codes);
-        const int64_t own = std::min(kPairGroup / 2, pairs - at / 2);
-        int32_t* out = words + (panel * pairs + at / 2) * kLanes + lane;
-        for (int64_t k = 0; k < own; ++k) out[k * kLanes] = pair_of(codes + 2 * k);
+            keep_group(x + (r < rows ? r * stride + at : 0), count, inputs);
+        const int64_t from = at / N::kInputs, own = std::min(kPairGroup / N::kInputs, all - from);
+        typename N::Word* out = words + (panel * all + from) * kLanes + lane;
+        for (int64_t k = 0; k < own; ++k) out[k * kLanes] = N::word_of(inputs + N::kInputs * k);
       }
     }
   }
 
-  // A value of a head is a lane; two keys are a word.
+  // A value of a head is a lane.
   void pack_values(int64_t head, int64_t block, int64_t rows, const float* x, int64_t stride) {
-    const int64_t pairs = ceil_div(n_, 2);
-    int32_t* words = values_ + head * value_words();
+    const int64_t all = ceil_div(n_, N::kInputs), from = block * kBlockRows / N::kInputs;
+    typename N::Word* words = values_ + head * value_words();
     float* scales = value_scales_ + head * value_panels_ * blocks_ * kLanes;
     for (int64_t panel = 0; panel < value_panels_; ++panel) {
       const float* own = x + panel * kLanes;
       const int64_t lanes = std::min<int64_t>(kLanes, d_ - panel * kLanes);
-      Vec peak = zero(), square = zero();
-      for (int64_t r = 0; r < rows; ++r) {
-        const Vec value = load_upto(own + r * stride, lanes);
-        peak = max(peak, magnitude(value));
-        square = fma(value, value, square);
-      }
-      float peaks[kLanes], squares[kLanes], inverses[kLanes];
-      store(peaks, peak);
-      store(squares, square);
+      pack_panel(own, rows, stride, lanes, words + (panel * all + from) * kLanes,
+                 scales + (panel * blocks_ + block) * kLanes);
+    }
+  }
+
+  static void pack_panel(const float* x, int64_t rows, int64_t stride, int64_t lanes, float* words,
+                         float*) {
+    for (int64_t r = 0; r < rows; ++r) store(words + r * kLanes, load_upto(x + r * stride, lanes));
+  }
+
+  // Two keys are a word.
+  static void pack_panel(const float* x, int64_t rows, int64_t stride, int64_t lanes,
+                         int32_t* words, float* scales) {
+    Vec peak = zero(), square = zero();
+    for (int64_t r = 0; r < rows; ++r) {
+      const Vec value = load_upto(x + r * stride, lanes);
+      peak = max(peak, magnitude(value));
+      square = fma(value, value, square);
+    }
+    float peaks[kLanes], squares[kLanes], inverses[kLanes];
+    store(peaks, peak);
+    store(squares, square);
+    for (int64_t i = 0; i < kLanes; ++i) {
+      const GroupScale own(peaks[i], squares[i]);
+      scales[i] = own.scale;
+      inverses[i] = own.inverse;
+    }
+    const Vec inverse = load(inverses);
+    for (int64_t r = 0; r < rows; r += 2, words += kLanes) {
+      int16_t low[kLanes], high[kLanes];
+      store_codes(low, mul(load_upto(x + r * stride, lanes), inverse));
+      const bool is_last = r + 1 == rows;
+      store_codes(high, is_last ? zero() : mul(load_upto(x + (r + 1) * stride, lanes), inverse));
       for (int64_t i = 0; i < kLanes; ++i) {
-        const GroupScale scale(peaks[i], squares[i]);
-        scales[(panel * blocks_ + block) * kLanes + i] = scale.scale;
-        inverses[i] = scale.inverse;
-      }
-      const Vec inverse = load(inverses);
-      for (int64_t r = 0; r < rows; r += 2) {
-        int16_t low[kLanes], high[kLanes];
-        store_codes(low, mul(load_upto(own + r * stride, lanes), inverse));
-        store_codes(high, r + 1 < rows ? mul(load_upto(own + (r + 1) * stride, lanes), inverse)
-                                       : zero());
-        int32_t* out = words + (panel * pairs + (block * kBlockRows + r) / 2) * kLanes;
-        for (int64_t i = 0; i < kLanes; ++i) {
-          out[i] = static_cast<int32_t>(static_cast<uint16_t>(low[i]) |
+        words[i] = static_cast<int32_t>(static_cast<uint16_t>(low[i]) |
                                         static_cast<uint32_t>(high[i]) << 16);
-        }
       }
     }
   }
@@ -303,8 +331,8 @@ class TowerLayer {
     thread_local Floats sums;
     const int64_t rows = std::min(kBlockRows, n_ - first), width = value_panels_ * kLanes;
     const int64_t kv_head = head / (t_.num_heads / t_.num_kv_heads);
-    const PairRows queries = queries_of(head);
-    const PairPanels keys = keys_of(kv_head), values = values_of(kv_head);
+    const Rows queries = queries_of(head);
+    const Panels<N> keys = keys_of(kv_head), values = values_of(kv_head);
     sums.resize(kBlockRows * width);
     Found found[kBlockRows / kPairRows];
     for (Found& own : found) {
@@ -326,11 +354,11 @@ class TowerLayer {
   }
 
   template <int R>
-  void attend_tile(const PairRows& queries, int64_t row, const PairPanels& keys,
-                   const PairPanels& values, int64_t unit, Found& found, float* sums,
+  void attend_tile(const Rows& queries, int64_t row, const Panels<N>& keys,
+                   const Panels<N>& values, int64_t unit, Found& found, float* sums,
                    int64_t width) {
     alignas(64) float scores[R * kBlockRows];
-    alignas(64) int16_t weights[R * kPairGroup];
+    alignas(64) typename N::Input weights[R * kPairGroup];
     float shares[kLanes];
     const int64_t count = std::min(kBlockRows, n_ - unit * kBlockRows);
     multiply_panels(queries, row, R, keys, unit * kChunkPanels, ceil_div(count, kLanes), scores,
@@ -340,7 +368,7 @@ class TowerLayer {
     }
     weigh<R>(scores, weights, found, sums, width, shares);
     const auto add = [&](auto panels, int64_t p) VN_NOW {
-      add_group<R, panels>(weights, shares, unit, values, p, unit == 0, sums + p * kLanes, width);
+      add_group<R, panels, N>(weights, shares, unit, values, p, unit == 0, sums + p * kLanes, width);
     };
     each_tile<kPairPanels>(value_panels_, add);
   }
@@ -348,7 +376,7 @@ class TowerLayer {
   // Turns a unit's scores into rounded terms of a softmax; shares: what these are multiplied by to be
   // in one measure with those of the units before, whose sums move there.
   template <int R>
-  void weigh(float* scores, int16_t* weights, Found& found, float* sums, int64_t width,
+  void weigh(float* scores, typename N::Input* weights, Found& found, float* sums, int64_t width,
              float* shares) const {
     const float factor = t_.scale * 1.44269504088896341f;  // log2(e)
     float tops[kLanes] = {}, totals[kLanes] = {}, scales[kLanes] = {}, moves[kLanes];
@@ -370,12 +398,7 @@ class TowerLayer {
         squares = fma(term, term, squares);
       }
       totals[r] = sum(total);
-      const GroupScale own(1.0f, sum(squares));
-      scales[r] = own.scale;
-      const Vec inverse = fill(own.inverse);
-      for (int64_t i = 0; i < kBlockRows; i += kLanes) {
-        store_codes(weights + r * kPairGroup + i, mul(load(terms + i), inverse));
-      }
+      scales[r] = keep_terms(terms, sum(squares), weights + r * kPairGroup);
     }
     const Vec own = load(tops), before = load(found.tops), top = max(own, before);
     const Vec log = fill(0.693147180559945309f);
@@ -391,38 +414,52 @@ class TowerLayer {
     }
   }
 
+  // Rounds terms whose highest is 1; returns their scale.
+  static float keep_terms(const float* terms, float squares, int16_t* weights) {
+    const GroupScale own(1.0f, squares);
+    const Vec inverse = fill(own.inverse);
+    for (int64_t i = 0; i < kPairGroup; i += kLanes) {
+      store_codes(weights + i, mul(load(terms + i), inverse));
+    }
+    return own.scale;
+  }
+  static float keep_terms(const float* terms, float, float* weights) {
+    std::memcpy(weights, terms, sizeof(float) * kPairGroup);
+    return 1.0f;
+  }
+
   // ---- behind attention -----------------------------------------------------------------------
 
   void finish(int64_t first, int64_t rows) {
-    thread_local RoundedRows rounded, other;
+    thread_local KeptRows<N> rounded, other;
     thread_local Floats normed;
     normed.resize(t_.width);
-    const PairRows x = rounded.shape(layer_.output.cols, rows);
+    const Rows x = rounded.shape(layer_.output.cols, rows);
     for (int64_t r = 0; r < rows; ++r) {
-      round_row(layer_.output.inputs, attended_ + (first + r) * layer_.output.cols,
+      keep_row(layer_.output.inputs, attended_ + (first + r) * layer_.output.cols,
                 layer_.output.cols, x, r);
     }
     add_mapped(x, first, rows, layer_.output, 1);
     const bool is_gated = layer_.gate.words != nullptr;
-    const PairRows to_gate = rounded.shape(t_.width, rows);
-    const PairRows to_up = is_gated ? other.shape(t_.width, rows) : to_gate;
+    const Rows to_gate = rounded.shape(t_.width, rows);
+    const Rows to_up = is_gated ? other.shape(t_.width, rows) : to_gate;
     for (int64_t r = 0; r < rows; ++r) {
       norm(2, stream_ + (first + r) * t_.width, normed.data());
-      if (is_gated) round_row(layer_.gate.inputs, normed.data(), t_.width, to_gate, r);
-      round_row(layer_.up.inputs, normed.data(), t_.width, to_up, r);
+      if (is_gated) keep_row(layer_.gate.inputs, normed.data(), t_.width, to_gate, r);
+      keep_row(layer_.up.inputs, normed.data(), t_.width, to_up, r);
     }
     run_mlp(to_gate, to_up, first, rows);
   }
 
   // A group of the MLP's values is made and rounded at a time.
-  void run_mlp(const PairRows& to_gate, const PairRows& to_up, int64_t first, int64_t rows) {
-    thread_local RoundedRows rounded;
+  void run_mlp(const Rows& to_gate, const Rows& to_up, int64_t first, int64_t rows) {
+    thread_local KeptRows<N> rounded;
     thread_local Floats gates, ups;
     const bool is_gated = layer_.gate.words != nullptr;
     gates.resize(kBlockRows * kChunk);
     ups.resize(kBlockRows * kChunk);
     const int64_t inner = layer_.down.cols;
-    const PairRows x = rounded.shape(inner, rows);
+    const Rows x = rounded.shape(inner, rows);
     for (int64_t at = 0; at < inner; at += kChunk) {
       const int64_t count =
           map_chunk(to_gate, 0, rows, is_gated ? layer_.gate : layer_.up, at, gates.data());
@@ -438,7 +475,7 @@ class TowerLayer {
   }
 
   // Adds a product's rows to the stream, by way of a norm if there is one.
-  void add_mapped(const PairRows& x, int64_t first, int64_t rows, const vn_pair_matrix& m,
+  void add_mapped(const Rows& x, int64_t first, int64_t rows, const vn_tower_matrix& m,
                   int norm_behind) {
     thread_local Floats made;
     made.resize(kBlockRows * m.rows);
@@ -459,22 +496,27 @@ class TowerLayer {
   const int64_t n_, d_;
   float* stream_;
   const int64_t blocks_, head_groups_, key_panels_, value_panels_;
-  int16_t* queries_ = nullptr;
-  int32_t *keys_ = nullptr, *values_ = nullptr;
+  typename N::Input* queries_ = nullptr;
+  typename N::Word *keys_ = nullptr, *values_ = nullptr;
   float *query_scales_ = nullptr, *key_scales_ = nullptr, *value_scales_ = nullptr;
   float* attended_ = nullptr;
 };
 
 void run_layer(ThreadPool& pool, TowerSpace& space, const vn_tower& tower,
                const vn_tower_layer& layer, const float* turns, int64_t rows, float* stream) {
-  TowerLayer(pool, space, tower, layer, turns, rows, stream).run();
+  if (layer.queries.scales == nullptr) {
+    TowerLayer<Exact>(pool, space, tower, layer, turns, rows, stream).run();
+  } else {
+    TowerLayer<Whole>(pool, space, tower, layer, turns, rows, stream).run();
+  }
 }
 
-void map_rows(ThreadPool& pool, const vn_pair_matrix& m, const float* x, int64_t rows, float* out) {
-  RoundedRows rounded;
-  const PairRows own = rounded.shape(m.cols, rows);
+template <typename N>
+void map_all(ThreadPool& pool, const vn_tower_matrix& m, const float* x, int64_t rows, float* out) {
+  KeptRows<N> rounded;
+  const InputRows<N> own = rounded.shape(m.cols, rows);
   for_rows(pool, rows, 4 * m.cols,
-           [&](int64_t r) { round_row(m.inputs, x + r * m.cols, m.cols, own, r); });
+           [&](int64_t r) { keep_row(m.inputs, x + r * m.cols, m.cols, own, r); });
   const int64_t blocks = ceil_div(rows, kBlockRows), chunks = ceil_div(m.rows, kChunk);
   pool.run(blocks * chunks, [&](int64_t i) {
     thread_local Floats chunk;
@@ -487,6 +529,11 @@ void map_rows(ThreadPool& pool, const vn_pair_matrix& m, const float* x, int64_t
                   sizeof(float) * count);
     }
   });
+}
+
+void map_rows(ThreadPool& pool, const vn_tower_matrix& m, const float* x, int64_t rows, float* out) {
+  if (m.scales == nullptr) return map_all<Exact>(pool, m, x, rows, out);
+  map_all<Whole>(pool, m, x, rows, out);
 }
 
 }  // namespace

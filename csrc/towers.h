@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct or a function of this file changes; the loader compares it.
-#define VN_TOWERS_VERSION 1
+#define VN_TOWERS_VERSION 2
 
 // Inputs of a matrix whose values share a scale.
 #define VN_PAIR_GROUP 96
@@ -20,23 +20,25 @@ typedef struct {
   float low, high;
 } vn_bounds;
 
-// A matrix whose values are whole multiples of a scale of each output and group of VN_PAIR_GROUP inputs,
-// as vectors at most 46,335 long; its products round their inputs alike (csrc/pairs.h).
+// A matrix of floats, or of whole multiples of a scale of each output and group of VN_PAIR_GROUP inputs:
+// as vectors these are at most 46,335 long, and products round their inputs alike (csrc/pairs.h). Padded
+// with zeros.
 typedef struct {
-  // [ceil(rows / 16), ceil(cols / 2), 16]: two inputs, the even one low; padded with zeros.
-  const int32_t* words;
-  const float* scales;  // [ceil(rows / 16), ceil(cols / VN_PAIR_GROUP), 16]
+  // Floats [ceil(rows / 16), cols, 16], or [ceil(rows / 16), ceil(cols / 2), 16] of 32 bits: two
+  // inputs, the even one low.
+  const void* words;
+  const float* scales;  // [ceil(rows / 16), ceil(cols / VN_PAIR_GROUP), 16]; null: of floats
   const float* bias;    // [rows], or null
   int64_t rows, cols;
   vn_bounds inputs, outputs;
-} vn_pair_matrix;
+} vn_tower_matrix;
 
 typedef struct {
   // Before attention, behind it, before the MLP, behind it; the 2nd and 4th null: none there. Biases of
   // layer norms.
   const float *norms[4], *norm_biases[4];
-  vn_pair_matrix queries, keys, values, output;
-  vn_pair_matrix gate, up, down;       // without words in gate: gelu(up)
+  vn_tower_matrix queries, keys, values, output;
+  vn_tower_matrix gate, up, down;       // without words in gate: gelu(up)
   const float *query_norm, *key_norm;  // [d], or null
 } vn_tower_layer;
 
@@ -55,7 +57,7 @@ VN_API int32_t vn_towers_version(void);
 VN_API int32_t vn_tower_layer_run(vn_context*, const vn_tower*, const vn_tower_layer*,
                                   const float* turns, int64_t num_rows, float* stream);
 // output [N, rows] = x [N, cols] * matrix^T, with bias and bounds.
-VN_API int32_t vn_tower_map(vn_context*, const vn_pair_matrix*, const float* x, int64_t num_rows,
+VN_API int32_t vn_tower_map(vn_context*, const vn_tower_matrix*, const float* x, int64_t num_rows,
                             float* output);
 
 #ifdef __cplusplus
@@ -85,6 +87,7 @@ class TowerScratch {
 struct TowerSpace {
   TowerScratch<int16_t> codes;
   TowerScratch<int32_t> keys, values;
+  TowerScratch<float> plain_codes, plain_keys, plain_values;
   TowerScratch<float> query_scales, key_scales, value_scales, attended;
 };
 
@@ -92,7 +95,7 @@ struct TowerSpace {
 struct TowerBuild {
   void (*run_layer)(ThreadPool&, TowerSpace&, const vn_tower&, const vn_tower_layer&,
                     const float* turns, int64_t num_rows, float* stream);
-  void (*map)(ThreadPool&, const vn_pair_matrix&, const float* x, int64_t num_rows, float* output);
+  void (*map)(ThreadPool&, const vn_tower_matrix&, const float* x, int64_t num_rows, float* output);
 };
 
 #if defined(__x86_64__)

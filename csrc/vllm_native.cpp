@@ -286,7 +286,7 @@ void check_tower(const vn_tower& t, const vn_tower_layer& layer, const float* tu
   check(kv_heads > 0 && heads % kv_heads == 0, "a tower's key heads do not divide its heads");
   check(t.num_turned_parts == 0 || (turns != nullptr && d % (2 * t.num_turned_parts) == 0),
         "a tower's heads cannot be turned so");
-  const auto maps = [](const vn_pair_matrix& m, int64_t rows, int64_t cols) {
+  const auto maps = [](const vn_tower_matrix& m, int64_t rows, int64_t cols) {
     return m.rows == rows && m.cols == cols;
   };
   const int64_t inner = layer.up.rows;
@@ -295,6 +295,11 @@ void check_tower(const vn_tower& t, const vn_tower_layer& layer, const float* tu
             maps(layer.up, inner, width) && maps(layer.down, width, inner) &&
             (layer.gate.words == nullptr || maps(layer.gate, inner, width)),
         "a matrix of a tower's layer has other sizes");
+  for (const vn_tower_matrix* m : {&layer.keys, &layer.values, &layer.output, &layer.gate, &layer.up,
+                                   &layer.down}) {
+    check(m->words == nullptr || (m->scales == nullptr) == (layer.queries.scales == nullptr),
+          "the matrices of a tower's layer are of two kinds");
+  }
 }
 
 }  // namespace
@@ -457,7 +462,7 @@ int32_t vn_tower_layer_run(vn_context* context, const vn_tower* tower, const vn_
   });
 }
 
-int32_t vn_tower_map(vn_context* context, const vn_pair_matrix* matrix, const float* x,
+int32_t vn_tower_map(vn_context* context, const vn_tower_matrix* matrix, const float* x,
                      int64_t num_rows, float* output) {
   return guarded(context, [&] { context->towers.map(context->pool, *matrix, x, num_rows, output); });
 }

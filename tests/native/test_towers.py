@@ -93,10 +93,18 @@ def make_plan(**changes: Any) -> EncoderPlan:
     return EncoderPlan(**{**fields, **changes})
 
 
-def make_kernels(weights: TowerWeights, plan: EncoderPlan, build: str, num_threads: int) -> Any:
+def make_kernels(
+    weights: TowerWeights,
+    plan: EncoderPlan,
+    build: str,
+    num_threads: int,
+    *,
+    rounds: bool = False,
+) -> Any:
     library = load_library()
     assert library is not None
-    return NativeTowerKernels(NativeContext(library, num_threads, build), weights, plan)
+    context = NativeContext(library, num_threads, build)
+    return NativeTowerKernels(context, weights, plan, rounds=rounds)
 
 
 def run(
@@ -140,21 +148,24 @@ def test_a_layer_is_near_torchs(name: str, build: str) -> None:
     plan, count, bound = CASES[name]
     weights = DrawnWeights(plan, 150, bound)
     expected = run(TorchKernels(weights, plan), plan, count)
-    found = run(make_kernels(weights, plan, build, 1), plan, count)
+    exact = run(make_kernels(weights, plan, build, 1), plan, count)
+    assert measure(exact, expected) < 1e-5
+    found = run(make_kernels(weights, plan, build, 1, rounds=True), plan, count)
     rounded = DrawnWeights(plan, 150, bound, torch.bfloat16)
     halved = run(TorchKernels(rounded, plan), plan, count, dtype=torch.bfloat16)
     # More than four bits finer than bf16.
     assert measure(found, expected) < measure(halved, expected) / 20
 
 
+@pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_threads_move_no_bit(name: str) -> None:
+def test_threads_move_no_bit(name: str, rounds: bool) -> None:
     plan, count, bound = CASES[name]
     weights = DrawnWeights(plan, 150, bound)
     build = [build for build in builds() if build != "portable"][-1]
-    alone = run(make_kernels(weights, plan, build, 1), plan, count)
+    alone = run(make_kernels(weights, plan, build, 1, rounds=rounds), plan, count)
     for num_threads in (2, 5):
-        kernels = make_kernels(weights, plan, build, num_threads)
+        kernels = make_kernels(weights, plan, build, num_threads, rounds=rounds)
         assert torch.equal(run(kernels, plan, count), alone)
         # Other pictures in between, larger and smaller ones, leave nothing behind.
         run(kernels, plan, count + 101, seed=1)
@@ -171,6 +182,7 @@ def test_products_are_those_of_rounded_values(rows: int, cols: int, count: int) 
     weight = torch.randn(rows, cols, generator=generator)
     weight[0] = 0
     packed = pack_pairs(weight)
+    assert packed.scales is not None
     codes = packed.words.view(torch.int16).view(*packed.words.shape, 2)
     wide = codes.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:rows, :cols].double()
     lengths = torch.nn.functional.pad(wide, (0, -cols % PAIR_GROUP)).view(rows, -1, PAIR_GROUP)
@@ -186,7 +198,9 @@ def test_products_are_those_of_rounded_values(rows: int, cols: int, count: int) 
     weights._known = {}
     weights._read = lambda name: weight  # type: ignore[method-assign]
     x = torch.randn(count, cols, generator=generator)
-    found = {build: make_kernels(weights, plan, build, 2).map("m", x) for build in builds()}
+    found = {
+        build: make_kernels(weights, plan, build, 2, rounds=True).map("m", x) for build in builds()
+    }
     for made in found.values():
         exact = x.double() @ rounded.t()
         norm = x.norm(dim=1, keepdim=True).double() * rounded.norm(dim=1)
@@ -195,10 +209,11 @@ def test_products_are_those_of_rounded_values(rows: int, cols: int, count: int) 
     assert all(torch.equal(made, whole[0]) for made in whole)
 
 
-def test_what_is_no_number_stays_none() -> None:
+@pytest.mark.parametrize("rounds", [False, True])
+def test_what_is_no_number_stays_none(rounds: bool) -> None:
     plan = make_plan()
     weights = DrawnWeights(plan, 40)
-    kernels = make_kernels(weights, plan, builds()[-1], 1)
+    kernels = make_kernels(weights, plan, builds()[-1], 1, rounds=rounds)
     x = torch.zeros(3, plan.width)
     x[1, 5] = float("nan")
     assert kernels.run_layer(0, x, None)[1].isnan().all()

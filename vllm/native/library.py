@@ -15,9 +15,9 @@ from vllm.native.structs import (
     DeltaScan,
     Draws,
     Matrix,
-    PairMatrix,
     Step,
     TowerLayer,
+    TowerMatrix,
     TowerShape,
     V4Model,
 )
@@ -282,8 +282,8 @@ class NativeContext:
             _address(stream, count, tower.width),
         )
 
-    def map_pairs(self, matrix: PairMatrix, x: torch.Tensor, output: torch.Tensor) -> None:
-        """Maps fp32 x [N, in] by a matrix of whole numbers to output [N, out], with its bias."""
+    def map_tower_rows(self, matrix: TowerMatrix, x: torch.Tensor, output: torch.Tensor) -> None:
+        """Maps fp32 x [N, in] by a tower's matrix to output [N, out], with its bias."""
         self._call(
             self._library.vn_tower_map,
             matrix,

@@ -15,9 +15,9 @@ from vllm.native.structs import (
     DeltaScan,
     Draws,
     Matrix,
-    PairMatrix,
     Step,
     TowerLayer,
+    TowerMatrix,
     TowerShape,
     V4Model,
 )
@@ -115,6 +115,6 @@ def _declare(library: ctypes.CDLL) -> None:
     library.vn_matmul.argtypes = [c_void_p, POINTER(Matrix), data, c_int64, data]
     tower, layer = POINTER(TowerShape), POINTER(TowerLayer)
     library.vn_tower_layer_run.argtypes = [c_void_p, tower, layer, data, c_int64, data]
-    library.vn_tower_map.argtypes = [c_void_p, POINTER(PairMatrix), data, c_int64, data]
+    library.vn_tower_map.argtypes = [c_void_p, POINTER(TowerMatrix), data, c_int64, data]
     library.vn_hash_blocks.argtypes = [c_char_p, c_char_p, c_int64, c_int32, c_char_p]
     library.vn_pack_blocks.argtypes = [c_char_p, data, c_int64, c_int64, c_int32, data]

@@ -7,7 +7,7 @@ import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
 ABI_VERSION = 22
-TOWERS_VERSION = 1
+TOWERS_VERSION = 2
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16 = range(8)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -343,8 +343,8 @@ class Bounds(ctypes.Structure):
     _fields_ = _floats("low high")
 
 
-class PairMatrix(ctypes.Structure):
-    """``vn_pair_matrix``."""
+class TowerMatrix(ctypes.Structure):
+    """``vn_tower_matrix``."""
 
     _fields_ = (
         *_pointers("words scales bias"),
@@ -361,8 +361,8 @@ class TowerLayer(ctypes.Structure):
     _fields_ = (
         ("norms", c_void_p * 4),
         ("norm_biases", c_void_p * 4),
-        *((name, PairMatrix) for name in ("queries", "keys", "values", "output")),
-        *((name, PairMatrix) for name in ("gate", "up", "down")),
+        *((name, TowerMatrix) for name in ("queries", "keys", "values", "output")),
+        *((name, TowerMatrix) for name in ("gate", "up", "down")),
         *_pointers("query_norm key_norm"),
     )
 

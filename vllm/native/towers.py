@@ -1,6 +1,7 @@
-"""Towers on the native kernels: matrices as whole numbers of 16 bits (``csrc/pairs.h``)."""
+"""Towers on the native kernels, by products of floats or of whole numbers (``csrc/pairs.h``)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 
@@ -32,19 +33,26 @@ _LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPairs:
+class PackedMatrix:
     """A matrix as the kernels multiply by it.
 
     Attributes:
-        words: int32 ``[out / 16, in / 2, 16]``: two inputs of an output, the even one low.
-        scales: fp32 ``[out / 16, in / 96, 16]``.
+        words: fp32 ``[out / 16, in, 16]``, or int32 ``[out / 16, in / 2, 16]``: two inputs of an
+            output, the even one low.
+        scales: fp32 ``[out / 16, in / 96, 16]`` of int32 words; None: there are none.
     """
 
     words: torch.Tensor
-    scales: torch.Tensor
+    scales: torch.Tensor | None = None
 
 
-def pack_pairs(weight: torch.Tensor) -> PackedPairs:
+def pack_floats(weight: torch.Tensor) -> PackedMatrix:
+    """Lays a matrix ``[out, in]`` out for products of floats."""
+    padded = pad(weight.float(), (0, 0, 0, -len(weight) % _LANES))
+    return PackedMatrix(padded.view(-1, _LANES, weight.shape[1]).transpose(1, 2).contiguous())
+
+
+def pack_pairs(weight: torch.Tensor) -> PackedMatrix:
     """Rounds a matrix ``[out, in]`` to whole multiples of a scale for each output and group."""
     rows, cols = weight.shape
     num_groups, num_pairs, panels = (-(-cols // PAIR_GROUP), -(-cols // 2), -(-rows // _LANES))
@@ -57,7 +65,7 @@ def pack_pairs(weight: torch.Tensor) -> PackedPairs:
     pairs = codes[:, : 2 * num_pairs].reshape(panels, _LANES, num_pairs, 2)
     words = pairs.transpose(1, 2).contiguous().view(torch.int32).squeeze(3)
     scales = torch.where(peaks >= _LEAST, 1.0 / largest, 0.0)
-    return PackedPairs(words, scales.view(panels, _LANES, -1).transpose(1, 2).contiguous())
+    return PackedMatrix(words, scales.view(panels, _LANES, -1).transpose(1, 2).contiguous())
 
 
 class _Binder:
@@ -66,7 +74,8 @@ class _Binder:
     Owns: the tensors; keep it as long as the structs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pack: Callable[[torch.Tensor], PackedMatrix]) -> None:
+        self._pack = pack
         self._tensors: list[torch.Tensor] = []
 
     def vector(self, values: torch.Tensor | None) -> int | None:
@@ -77,13 +86,13 @@ class _Binder:
         self._tensors.append(wide)
         return wide.data_ptr()
 
-    def matrix(self, own: MapTensors) -> structs.PairMatrix:
+    def matrix(self, own: MapTensors) -> structs.TowerMatrix:
         """Returns a packed matrix."""
-        packed = pack_pairs(own.weight)
-        self._tensors += [packed.words, packed.scales]
-        return structs.PairMatrix(
+        packed = self._pack(own.weight)
+        self._tensors.append(packed.words)
+        return structs.TowerMatrix(
             packed.words.data_ptr(),
-            packed.scales.data_ptr(),
+            self.vector(packed.scales),
             self.vector(own.bias),
             *own.weight.shape,
             _bounds(own.inputs),
@@ -126,19 +135,24 @@ class NativeTowerKernels:
         context: Threads of its own.
         weights: The tower's.
         plan: Its layers; None: it has none.
+        rounds: Whether products are those of whole numbers.
     """
 
-    # A word and its part of a scale.
-    value_bytes = 2 + 4 / PAIR_GROUP
-
     def __init__(
-        self, context: NativeContext, weights: TowerWeights, plan: EncoderPlan | None
+        self,
+        context: NativeContext,
+        weights: TowerWeights,
+        plan: EncoderPlan | None,
+        *,
+        rounds: bool = False,
     ) -> None:
+        # Half a word and its part of a scale, or a float.
+        self.value_bytes = 2 + 4 / PAIR_GROUP if rounds else 4.0
         self._context, self._weights, self._plan = context, weights, plan
         # Pictures are read one at a time, but now and then in two threads.
         self._lock = Lock()
-        self._binder = _Binder()
-        self._maps: dict[str, structs.PairMatrix] = {}
+        self._binder = _Binder(pack_pairs if rounds else pack_floats)
+        self._maps: dict[str, structs.TowerMatrix] = {}
         self._layers: dict[int, structs.TowerLayer] = {}
         self._shape = None if plan is None else _make_shape(plan)
 
@@ -149,7 +163,7 @@ class NativeTowerKernels:
             if own is None:
                 own = self._maps[name] = self._binder.matrix(take_map(self._weights, name))
             output = torch.empty(len(x), own.rows)
-            self._context.map_pairs(own, x.float().contiguous(), output)
+            self._context.map_tower_rows(own, x.float().contiguous(), output)
         return output
 
     def run_layer(self, layer: int, x: torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
@@ -188,14 +202,14 @@ def find_tower_kernels(num_threads: int) -> KernelMaker | None:
     Args:
         num_threads: Threads that compute.
     """
-    library = load_library() if envs.VLLM_NATIVE and envs.VLLM_CPU_TOWER_INT16 else None
+    library = load_library() if envs.VLLM_NATIVE else None
     if library is None:
         return None
-    context = NativeContext(library, num_threads)
+    context, rounds = NativeContext(library, num_threads), envs.VLLM_CPU_TOWER_INT16
     if context.vector_build == "portable":
         return None
 
     def make(weights: TowerWeights, plan: EncoderPlan | None) -> TowerKernels:
-        return NativeTowerKernels(context, weights, plan)
+        return NativeTowerKernels(context, weights, plan, rounds=rounds)
 
     return make
