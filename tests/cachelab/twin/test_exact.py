@@ -31,11 +31,6 @@ CASES: dict[str, dict[str, Any]] = {
     "ngram": {"speculative": {"model": "ngram", "method": "ngram", "num_speculative_tokens": 3}},
     "v4.1": {"hf_config": SMALL_V41, "num_blocks": 250},
     "v4.1, ahead": {"hf_config": SMALL_V41, "num_blocks": 250, "scheduler": AHEAD},
-    "v4.1, ngram": {
-        "hf_config": SMALL_V41,
-        "num_blocks": 250,
-        "speculative": {"model": "ngram", "method": "ngram", "num_speculative_tokens": 3},
-    },
     "whole blocks": {"hf_config": SMALL_LLAMA, "block_size": 16, "num_blocks": 200},
     "off": {"enable_prefix_caching": False},
     "ahead": {"scheduler": AHEAD},
