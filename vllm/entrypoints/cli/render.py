@@ -12,11 +12,10 @@ from vllm.exceptions import UserInputError
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.tokenizers import ChatEncoder, ChatPrompt, Tokenizer, make_chat_encoder
 from vllm.tokenizers.breakpoints import find_breakpoints
-from vllm.v1.engine.image_setup import make_images_alone
-from vllm.v1.engine.shown_chats import ShownChat, find_pictures, show
 
 if TYPE_CHECKING:
     from vllm.entrypoints.cli.chat_bodies import ChatBody
+    from vllm.v1.engine.shown_chats import ShownChat
 
 _APIS = ("chat", "messages", "responses")
 
@@ -49,8 +48,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         VllmError: A flag, the model or the body is wrong.
     """
-    # The bodies of the APIs bring a web framework, for which no other command shall wait.
+    # The bodies of the APIs bring a web framework, and what reads pictures much else, for which no
+    # other command shall wait.
     from vllm.entrypoints.cli.chat_bodies import read_chat  # noqa: PLC0415
+    from vllm.v1.engine.image_setup import make_images_alone  # noqa: PLC0415
+    from vllm.v1.engine.shown_chats import find_pictures, show  # noqa: PLC0415
 
     body = _read_body(args.body)
     chat = read_chat(body, args.api)
@@ -107,7 +109,7 @@ def _find_places(encoder: ChatEncoder, chat: "ChatBody", prompt: ChatPrompt) -> 
     return sorted(places, key=lambda place: place.token)
 
 
-def _as_json(prompt: ChatPrompt, places: Sequence[_Place], shown: ShownChat) -> dict[str, Any]:
+def _as_json(prompt: ChatPrompt, places: Sequence[_Place], shown: "ShownChat") -> dict[str, Any]:
     return {
         "prompt": prompt.text,
         "num_tokens": len(prompt.token_ids),
@@ -135,7 +137,7 @@ def _as_json(prompt: ChatPrompt, places: Sequence[_Place], shown: ShownChat) -> 
 
 
 def _print(
-    tokenizer: Tokenizer, prompt: ChatPrompt, places: Sequence[_Place], shown: ShownChat
+    tokenizer: Tokenizer, prompt: ChatPrompt, places: Sequence[_Place], shown: "ShownChat"
 ) -> None:
     begins = "inside the reasoning" if prompt.in_reasoning else "outside of reasoning"
     print(f"tokens    {len(prompt.token_ids)}; the answer begins {begins}")

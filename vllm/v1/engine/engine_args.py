@@ -60,7 +60,7 @@ from vllm.utils.argparse_utils import human_int_or_auto
 from vllm.utils.byte_sizes import parse_size
 from vllm.utils.ray_cluster import check_ray
 from vllm.v1.engine.generation_defaults import check_ends, check_generation_config
-from vllm.v1.engine.image_setup import check_settings
+from vllm.v1.engine.image_settings import check_settings
 from vllm.v1.engine.images import ServedImages, check_budget, find_images
 from vllm.v1.engine.option_flags import add_option_flags
 

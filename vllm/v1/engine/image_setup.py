@@ -3,50 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import ModelConfig, MultiModalConfig, VllmConfig
-from vllm.exceptions import ConfigError, UserInputError
+from vllm.config import MultiModalConfig, VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.registry import read_architectures, resolve_model
 from vllm.model_executor.towers.plans import ImagesPlan
 from vllm.multimodal.decode import MAX_PIXELS, DecodeRules
-from vllm.multimodal.families import KNOWN_SETTINGS, ImageFamily, SizeRule
 from vllm.multimodal.fetch import ImageFetcher
 from vllm.multimodal.image_input import ImageInput
 from vllm.multimodal.reader import ImageReader
+from vllm.v1.engine.image_settings import find_sizes
 
 logger = init_logger(__name__)
-
-
-def check_settings(model: ModelConfig, settings: MultiModalConfig) -> None:
-    """Refuse ``mm_processor_kwargs`` that mean nothing, at start and not with the first picture.
-
-    A server without eyes may be started with another's flags: what some family knows has no
-    effect there, and is said so.
-
-    Raises:
-        ConfigError: A setting means nothing to this model, or to any.
-    """
-    given = settings.mm_processor_kwargs
-    if not given:
-        return
-    if model.image_family is not None:
-        _find_sizes(model.image_family, settings)
-        return
-    unknown = sorted(set(map(str, given)) - KNOWN_SETTINGS)
-    if unknown:
-        raise ConfigError(
-            f"--mm-processor-kwargs has {', '.join(unknown)[:100]}, which mean nothing to any "
-            f"model; known are {', '.join(sorted(KNOWN_SETTINGS))}. This one is shown no pictures: "
-            f"{model.no_images_reason}."
-        )
-    logger.warning("--mm-processor-kwargs has no effect: %s.", model.no_images_reason)
-
-
-def _find_sizes(family: ImageFamily, settings: MultiModalConfig) -> SizeRule:
-    try:
-        return family.sizes.with_settings(settings.mm_processor_kwargs)
-    except UserInputError as error:
-        raise ConfigError(f"--mm-processor-kwargs: {error}") from error
 
 
 def make_images_alone(config: Mapping[str, Any], settings: Mapping[str, Any]) -> ImageInput:
@@ -67,7 +34,7 @@ def make_images_alone(config: Mapping[str, Any], settings: Mapping[str, Any]) ->
     family = plan.family.for_cpu()
     reader = ImageReader(
         family,
-        _find_sizes(family, given),
+        find_sizes(family, given),
         "",
         rules=DecodeRules(),
         fetcher=ImageFetcher(()),
@@ -89,7 +56,7 @@ def make_image_input(config: VllmConfig, *, is_apart: bool = False) -> ImageInpu
     family = model.image_family
     if family is None:
         return ImageInput(why_none=model.no_images_reason)
-    sizes = _find_sizes(family, settings)
+    sizes = find_sizes(family, settings)
     logger.info(
         "A photo of 12 million pixels becomes %d tokens (--mm-processor-kwargs, docs/images.md).",
         sizes.fit(4000, 3000).num_tokens,
