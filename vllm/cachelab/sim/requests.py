@@ -7,6 +7,7 @@ from hashlib import blake2b
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
+from vllm.v1.request_options import NO_OPTIONS, RequestOptions
 
 # Odd, so that no two keys have the same product.
 _SPREAD = 0x9E37_79B9_7F4A_7C15
@@ -87,6 +88,7 @@ class SimRequest:
         arrival_s: When it comes.
         turn: Its turn or round, if the load has any.
         tenant: Whose it is, if anybody's.
+        options: What its client says of it.
     """
 
     request_id: str
@@ -96,6 +98,7 @@ class SimRequest:
     arrival_s: float = 0.0
     turn: int | None = None
     tenant: str | None = None
+    options: RequestOptions = NO_OPTIONS
 
     def make(self) -> Request:
         """Return the scheduler's request."""
@@ -106,4 +109,5 @@ class SimRequest:
             arrival_time=self.arrival_s,
             block_hasher=self.hasher,
             tenant=self.tenant,
+            options=self.options,
         )
