@@ -121,7 +121,7 @@ def time_streams(client: httpx.Client, url: str, rounds: int) -> dict[str, Any]:
             thread.start()
         gaps: list[float] = []
         for seed in range(rounds):
-            chat = make_chat(seed, _QUESTIONS[0], has_picture=False, max_tokens=120)
+            chat = make_chat(seed, _QUESTIONS[0], has_picture=False, max_tokens=60)
             times = time_tokens(client, url, chat)
             gaps += np.diff(times).tolist()
         stop.set()
