@@ -5,7 +5,8 @@
 Random conversations share their beginnings with each other and show a few pictures again and again.
 Each is answered four ways: alone by an engine that caches nothing; in turn by one that caches, on a
 disk too; after that one's end by another with its folders; and with others at a time. Tokens and
-log probabilities must be equal. One line of JSON tells what was compared, and how much was hit.
+log probabilities must be equal, on the native kernels: torch's sums depend on what else runs. One
+line of JSON tells what was compared, and how much was hit.
 """
 
 import argparse

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.image_exactness import draw_turns, run
 from tests.entrypoints.test_llm_images import write_seeing
+from vllm.native.loader import load_library
 
 
 def test_conversations_share_beginnings_and_show_pictures_again() -> None:
@@ -17,6 +18,7 @@ def test_conversations_share_beginnings_and_show_pictures_again() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not load_library(), reason="torch's sums depend on what runs with a request")
 def test_cold_warm_restored_and_in_company_are_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
