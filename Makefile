@@ -4,9 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= deepseek-v4
 ARGS ?= --block-size 32
-# Test processes side by side; a file's tests stay together and share its servers. Which file comes
-# first: tests/distributing.py.
-WORKERS ?= 2
+# Test processes side by side: three keep two cores busy, as tests wait for servers. A file's tests
+# stay together and share its servers; which file comes first: tests/distributing.py.
+WORKERS ?= 3
 
 # The tests start hundreds of processes, which would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE

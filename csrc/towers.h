@@ -9,9 +9,6 @@
 extern "C" {
 #endif
 
-// Raised whenever a struct or a function of this file changes; the loader compares it.
-#define VN_TOWERS_VERSION 2
-
 // Inputs of a matrix whose values share a scale.
 #define VN_PAIR_GROUP 96
 
@@ -51,7 +48,6 @@ typedef struct {
   int32_t unused;
 } vn_tower;
 
-VN_API int32_t vn_towers_version(void);
 // Takes the rows of a picture, stream [N, D], through a layer. turns [N, 2, d / 2]: cosines, then
 // sines, by part; null: nothing is turned.
 VN_API int32_t vn_tower_layer_run(vn_context*, const vn_tower*, const vn_tower_layer*,

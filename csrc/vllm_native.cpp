@@ -12,6 +12,7 @@
 #endif
 
 #include "build.h"
+#include "interface_version.h"
 #include "thread_pool.h"
 #include "tiles.h"
 #include "towers.h"
@@ -450,8 +451,6 @@ int32_t vn_matmul(vn_context* context, const vn_matrix* matrix, const float* x, 
 int32_t vn_gated_delta(vn_context* context, const vn_delta_scan* scan) {
   return guarded(context, [&] { context->build.gated_delta(context->pool, *scan); });
 }
-
-int32_t vn_towers_version(void) { return VN_TOWERS_VERSION; }
 
 int32_t vn_tower_layer_run(vn_context* context, const vn_tower* tower, const vn_tower_layer* layer,
                            const float* turns, int64_t num_rows, float* stream) {

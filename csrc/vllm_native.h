@@ -21,9 +21,6 @@
 extern "C" {
 #endif
 
-// Raised whenever a struct or a function below changes; the loader compares it.
-#define VN_ABI_VERSION 22
-
 #define VN_API __attribute__((visibility("default")))
 
 enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };

@@ -9,7 +9,6 @@ from pathlib import Path
 from vllm import envs
 from vllm.native.structs import (
     ABI_VERSION,
-    TOWERS_VERSION,
     DecoderDrafter,
     DecoderModel,
     DeltaScan,
@@ -63,10 +62,6 @@ def _open(path: Path) -> ctypes.CDLL | str:
         version = library.vn_abi_version()
         if version != ABI_VERSION:
             return f"{path} has interface {version}, this source needs {ABI_VERSION}: make native"
-        library.vn_towers_version.restype = c_int32
-        version = library.vn_towers_version()
-        if version != TOWERS_VERSION:
-            return f"{path} has towers {version}, this source needs {TOWERS_VERSION}: make native"
         _declare(library)
     except (OSError, AttributeError) as error:  # no library of this system, or not ours
         return f"{path} cannot be loaded ({error}): make native"

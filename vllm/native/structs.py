@@ -1,13 +1,12 @@
 """The structs of ``csrc/vllm_native.h`` in the same order, and of ``csrc/towers.h``.
 
-``ABI_VERSION`` and ``TOWERS_VERSION`` guard both sides.
+``ABI_VERSION``, which is that of ``csrc/interface_version.h``, guards both sides.
 """
 
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 22
-TOWERS_VERSION = 2
+ABI_VERSION = 23
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16 = range(8)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
