@@ -3,12 +3,14 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import IO
 
 import numpy as np
 import pytest
 
 from tests.entrypoints.image_fixtures import family_of, file_of, picture, tokenizer_of, url_of
-from vllm.exceptions import UserInputError
+from vllm.exceptions import EngineError, UserInputError
+from vllm.multimodal import decode_process
 from vllm.multimodal.decode import DecodeRules, decode_image, resize
 from vllm.multimodal.decode_process import DecodeProcesses
 from vllm.multimodal.fetch import ImageFetcher
@@ -76,6 +78,37 @@ def test_a_process_that_ends_or_hangs_is_replaced() -> None:
     finally:
         processes.close()
     assert own._child is None
+
+
+def test_an_answer_that_was_not_read_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = DecodeProcesses(1, timeout_s=30)
+    blue, green = (file_of(picture(number), "PNG") for number in (1, 2))
+    read = decode_process._read
+
+    def fail(pipe: IO[bytes], count: int) -> bytes:
+        monkeypatch.setattr(decode_process, "_read", read)
+        raise MemoryError
+
+    try:
+        expected = processes.decode(green, RULES, SIZES)
+        monkeypatch.setattr(decode_process, "_read", fail)
+        with pytest.raises(MemoryError):
+            processes.decode(blue, RULES, SIZES)
+        assert processes.decode(green, RULES, SIZES) == expected
+    finally:
+        processes.close()
+
+
+def test_a_process_that_does_not_start_is_no_pictures_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decode_process, "_BOOT", "print('no such module', flush=True)")
+    processes = DecodeProcesses(1)
+    try:
+        with pytest.raises(EngineError, match="the server's log says why"):
+            processes.decode(b"", RULES, SIZES)
+    finally:
+        processes.close()
 
 
 def test_a_reader_beside_an_event_loop_reads_the_same() -> None:

@@ -1,8 +1,10 @@
 """DeepSeek-V4.1 on the native kernels: the reference's numbers, the same bits in any company."""
 
+import ctypes
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +24,7 @@ from vllm.model_executor.models.deepseek_v41.kv_cache import deepseek_v41_kv_cac
 from vllm.model_executor.models.deepseek_v41.model import DeepseekV41ForCausalLM
 from vllm.model_executor.models.deepseek_v41.ngram_table import PendingRows
 from vllm.native.deepseek_v41 import NativeDeepseekV41
+from vllm.native.library import _NO_ROWS, _place_rows
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {},
@@ -198,6 +201,13 @@ def test_rows_that_cannot_be_read_are_an_error_and_the_next_step_runs() -> None:
     model.tables[4].finish = finish  # type: ignore[method-assign]
     logits = make_harness(model, 2).run(ids, [40])
     torch.testing.assert_close(logits, run_reference(reference, ids, [40]), atol=TOLERANCE, rtol=0)
+
+
+def test_layers_do_not_wait_for_reads_that_are_called_off() -> None:
+    rows, read = (ctypes.c_void_p * 1)(), Future[torch.Tensor]()
+    read.cancel()
+    _place_rows(rows, 0, read)
+    assert rows[0] == _NO_ROWS
 
 
 def test_a_missing_row_is_an_invariant_error(model: DeepseekV41ForCausalLM) -> None:

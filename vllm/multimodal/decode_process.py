@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from vllm.exceptions import UserInputError
+from vllm.exceptions import EngineError, UserInputError
 from vllm.multimodal.decode import decode_image, resize
 from vllm.multimodal.families import ImageSize
 from vllm.utils.large_blocks import return_large_blocks
@@ -44,6 +44,9 @@ _ASKED = struct.Struct("<IQ")
 # Of an answer: whether it is a picture, its width, height, rows and columns, the bytes that follow.
 _ANSWER = struct.Struct("<BIIIIQ")
 _MAX_ERROR_BYTES = 4096
+_COLOURS = 3
+# What a process says first: what fails before that is not a picture's doing.
+_READY = b"R"
 # A picture of the largest size takes a few seconds on a busy machine.
 _TIMEOUT_S = 60
 # What a library leaks goes with its process.
@@ -72,6 +75,7 @@ class DecodeProcesses:
 
         Raises:
             UserInputError: See ``decode_image``; or nothing decodes it.
+            EngineError: No process starts.
         """
         process = self._idle.get()
         try:
@@ -94,13 +98,7 @@ class _Process:
 
     def decode(self, data: bytes, rules: DecodeRules, sizes: SizeRule) -> tuple[bytes, ImageSize]:
         """See ``DecodeProcesses.decode``."""
-        has_ended = self._child is not None and self._child.poll() is not None
-        if has_ended or self._num_decoded >= _MAX_PICTURES:
-            self.end()
-        child = self._child
-        if child is None:
-            child = self._child = _start()
-            self._num_decoded = 0
+        child = self._find_child()
         self._num_decoded += 1
         assert child.stdin is not None
         assert child.stdout is not None
@@ -119,9 +117,15 @@ class _Process:
             child.stdin.write(data)
             child.stdin.flush()
             is_picture, *numbers, count = _ANSWER.unpack(_read(child.stdout, _ANSWER.size))
+            most = _COLOURS * numbers[0] * numbers[1] if is_picture else _MAX_ERROR_BYTES
+            if count > most:
+                raise EOFError
             answer = _read(child.stdout, count)
-        except (OSError, EOFError) as error:
+        except BaseException as error:
+            # An answer that was not read would be taken for the next picture's.
             self.end()
+            if not isinstance(error, OSError | EOFError):
+                raise
             why = (
                 f"takes longer than {self._timeout_s:g} s"
                 if is_late.is_set()
@@ -133,6 +137,26 @@ class _Process:
         if not is_picture:
             raise UserInputError(answer[:_MAX_ERROR_BYTES].decode(errors="replace"), "messages")
         return answer, ImageSize(*numbers)
+
+    def _find_child(self) -> subprocess.Popen[bytes]:
+        """Return a process that reads pictures.
+
+        Raises:
+            EngineError: None starts.
+        """
+        has_ended = self._child is not None and self._child.poll() is not None
+        if has_ended or self._num_decoded >= _MAX_PICTURES:
+            self.end()
+        if self._child is None:
+            child = self._child = _start()
+            self._num_decoded = 0
+            assert child.stdout is not None
+            if child.stdout.read(len(_READY)) != _READY:
+                self.end()
+                raise EngineError(
+                    "No process that decodes pictures can be started: the server's log says why."
+                )
+        return self._child
 
     def end(self) -> None:
         """End the process, if there is one."""
@@ -179,12 +203,16 @@ def _read(pipe: IO[bytes], count: int) -> bytes:
 
 def main() -> None:
     """Decode what comes in until nothing does; of the process alone."""
-    # Its server ends it, whoever is told to stop from a terminal.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Its server ends it, whoever else is told to stop: pictures are read until then.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     return_large_blocks()
-    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # Whatever a library prints is no answer.
+    os.dup2(2, 1)
     sys.stdout = sys.stderr
+    answers.write(_READY)
+    answers.flush()
     while True:
         try:
             num_head, num_data = _ASKED.unpack(_read(asked, _ASKED.size))

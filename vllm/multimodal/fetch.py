@@ -115,7 +115,11 @@ class _Resolver:
             finally:
                 self._free.release()
 
-        threading.Thread(target=ask, name="resolves", daemon=True).start()
+        try:
+            threading.Thread(target=ask, name="resolves", daemon=True).start()
+        except RuntimeError as error:
+            self._free.release()
+            raise OSError(f"no thread can be started: {error}") from error
         return answer.result(max(0.0, deadline - time.monotonic()))
 
 

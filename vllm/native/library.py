@@ -301,7 +301,7 @@ class NativeContext:
 
 def _place_rows(rows: "ctypes.Array[ctypes.c_void_p]", index: int, table: Future[Any]) -> None:
     """Tells layers that run where a table's rows lie, or that there are none."""
-    failed = table.exception() is not None
+    failed = table.cancelled() or table.exception() is not None
     rows[index] = _NO_ROWS if failed else table.result().data_ptr()
 
 

@@ -17,7 +17,10 @@ from tests.model_executor.models.hf_reference import random_tokens
 from tests.tokenizers.family_tokenizers import byte_level, spaced
 from vllm import LLM
 from vllm.exceptions import ConfigError, UnsupportedModelError, UserInputError
-from vllm.model_executor.model_loader.vector_checkpoints import read_vector_checkpoint
+from vllm.model_executor.model_loader.vector_checkpoints import (
+    find_projection,
+    read_vector_checkpoint,
+)
 from vllm.tokenizers import Tokenizer
 
 LENGTHS = (1, 2, 31, 33, 150, 300)
@@ -285,6 +288,8 @@ def write_embedding_gemma2(folder: Path, *, has_wrapper: bool) -> Any:
         }
         tensors = {f"language_model.{name}": value for name, value in tensors.items()}
         tensors["vision_tower.x.weight"] = torch.zeros(2, 2)
+        for sense in ("embed_audio", "embed_vision"):
+            tensors[f"{sense}.embedding_projection.weight"] = torch.zeros(40, 40)
     (folder / "config.json").write_text(json.dumps(raw))
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
     (folder / "tokenizer.json").write_text(spaced().backend.to_str(), encoding="utf-8")
@@ -314,3 +319,8 @@ def test_embedding_gemma2(has_wrapper: bool, start: Any, tmp_path: Path) -> None
     # A step holds the longest text, by the files that say how long it is.
     with pytest.raises(ConfigError, match="max_num_batched_tokens=100"):
         start(tmp_path, max_model_len=None, max_num_batched_tokens=100)
+
+
+def test_a_folder_without_weights_has_no_projection(tmp_path: Path) -> None:
+    """Random weights, ``--load-format dummy``, come from no file."""
+    assert find_projection(tmp_path) is None

@@ -106,3 +106,26 @@ def test_what_cannot_be_kept_is_made(tmp_path: Path, caplog: pytest.LogCaptureFi
     os.utime(left, (1, 1))
     open_store(tmp_path / "rows")
     assert not left.exists()
+
+
+def test_several_processes_hold_one_bound(tmp_path: Path) -> None:
+    stores = [open_store(tmp_path, 100_000) for _ in range(3)]
+    for number in range(60):
+        for place, store in enumerate(stores):
+            store.keep(f"{place} {number}", torch.ones(100, 10))
+    taken = sum(file.stat().st_size for file in tmp_path.iterdir())
+    # Each looks at the folder once it has written a twentieth of what it may hold.
+    assert 50_000 < taken < 125_000
+
+
+def test_nothing_is_written_where_a_link_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _: "known")
+    store, elsewhere = open_store(tmp_path / "rows"), tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    path = store._find_path("a")
+    path.with_name(f"{path.stem}.known.tmp").symlink_to(elsewhere)
+    store.keep("a", torch.ones(2, 2))
+    assert elsewhere.read_text() == "mine"
+    assert store.find("a") is None

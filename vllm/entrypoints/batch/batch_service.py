@@ -154,8 +154,11 @@ class BatchService:
     async def _tidy(self) -> None:
         """Remove what is old, now and then: nobody needs to ask for it."""
         while True:
-            self._files.expire()
-            self.drop_old()
+            try:
+                self._files.expire()
+                self.drop_old()
+            except OSError as error:
+                logger.warning("Old batches and files could not be removed: %s", error)
             await asyncio.sleep(_TIDY_S)
 
     def drop_old(self) -> None:

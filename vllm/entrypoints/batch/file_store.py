@@ -197,7 +197,8 @@ class FileStore:
                 self._drop(name)
 
     def _drop(self, file_id: str) -> None:
-        del self._entries[file_id]
+        # Another thread may be removing it, too.
+        self._entries.pop(file_id, None)
         # What is said of it first: content alone is removed at the next start.
         (self._folder / f"{file_id}.json").unlink(missing_ok=True)
         self._data_path(file_id).unlink(missing_ok=True)

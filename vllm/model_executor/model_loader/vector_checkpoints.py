@@ -28,6 +28,7 @@ _SERVED_BOTH_WAYS = ("Gemma3ForCausalLM", _EMBEDDING_GEMMA2)
 _SENTENCE_FILES = "modules.json"
 _TEXT_LIMITS = "sentence_bert_config.json"
 _PROJECTION = "embedding_projection.weight"
+_OTHER_SENSES = frozenset({"embed_audio", "embed_vision", "audio_tower", "vision_tower"})
 _HEAD = "lm_head.weight"
 
 
@@ -107,8 +108,17 @@ def _read_longest(folder: Path) -> int | None:
 
 def find_projection(folder: Path) -> StoredTensor | None:
     """Return the matrix that maps rows to the width of vectors; None: there is none."""
-    stored = read_headers(find_weight_files(folder))
-    return next((tensor for tensor in stored if tensor.name.endswith(_PROJECTION)), None)
+    try:
+        stored = read_headers(find_weight_files(folder))
+    except CheckpointError:
+        # Whoever loads weights says so; random ones come from no file.
+        return None
+    return next((t for t in stored if _is_projection(t.name)), None)
+
+
+def _is_projection(name: str) -> bool:
+    """Whether a tensor is the text's projection: pictures and sounds have their own."""
+    return name.endswith(_PROJECTION) and not _OTHER_SENSES.intersection(name.split("."))
 
 
 def _find_causal(name: str) -> str | None:

@@ -267,14 +267,9 @@ def _read_gemma4(keys: Keys) -> dict[str, Any]:
         patch_size="patch_size",
     )
     tensors = keys.file.tensors
-    norm, shared, places = (
-        _find_shape(keys, name)
-        for name in (
-            "v.blk.0.attn_q_norm.weight",
-            "v.blk.0.attn_k.weight",
-            "v.position_embd.weight",
-        )
-    )
+    norm = _find_shape(keys, "v.blk.0.attn_q_norm.weight")
+    shared = _find_shape(keys, "v.blk.0.attn_k.weight")
+    places = _find_shape(keys, "v.position_embd.weight", min_axes=2)
     return {
         "vision_config": {
             **sizes,
@@ -292,6 +287,8 @@ def _read_gemma4(keys: Keys) -> dict[str, Any]:
 def _read_qwen(keys: Keys) -> dict[str, Any]:
     places = _find_shape(keys, "v.position_embd.weight")
     marked = keys.file.keys.get("clip.vision.is_deepstack_layers") or []
+    if not isinstance(marked, list):
+        raise keys.refuse("vision.is_deepstack_layers", marked, "one truth value for each layer")
     return {
         "vision_config": {
             **_read_sizes(
@@ -310,10 +307,15 @@ def _read_qwen(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _find_shape(keys: Keys, name: str) -> tuple[int, ...]:
+def _find_shape(keys: Keys, name: str, min_axes: int = 1) -> tuple[int, ...]:
     tensor = keys.file.tensors.get(name)
     if tensor is None:
         raise ConfigError(f"{keys.file.path} lacks the tower's {name}.")
+    if len(tensor.shape) < min_axes or 0 in tensor.shape:
+        raise ConfigError(
+            f"{keys.file.path}: the tower's {name} has the shape {list(tensor.shape)}; expected "
+            f"are {min_axes} axes or more, none of them 0."
+        )
     return tensor.shape
 
 

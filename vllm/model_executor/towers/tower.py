@@ -58,6 +58,11 @@ class Tower:
         self._encode = _ENCODERS[plan.kind]
 
     @property
+    def numerics(self) -> str:
+        """What multiplies, in which type: what decides about the last bits of rows."""
+        return f"{type(self._kernels).__name__}, {self._weights.dtype}"
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of its weights once they are read, about."""
         return int(self._weights.num_values * self._kernels.value_bytes)

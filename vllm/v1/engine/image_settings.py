@@ -11,12 +11,16 @@ logger = init_logger(__name__)
 def check_settings(model: ModelConfig, settings: MultiModalConfig) -> None:
     """Refuse ``mm_processor_kwargs`` that mean nothing, at start and not with the first picture.
 
+    Says of ``mm_encoder_cache_dir``, too, where it has no effect.
+
     A server without eyes may be started with another's flags: what some family knows has no
     effect there, and is said so.
 
     Raises:
         ConfigError: A setting means nothing to this model, or to any.
     """
+    if settings.mm_encoder_cache_dir is not None and model.image_family is None:
+        logger.warning("--mm-encoder-cache-dir has no effect: %s.", model.no_images_reason)
     given = settings.mm_processor_kwargs
     if not given:
         return

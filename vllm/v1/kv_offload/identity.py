@@ -98,7 +98,8 @@ def describe_numerics(config: VllmConfig) -> str:
     """Return what decides about the last bits of a row."""
     import torch  # noqa: PLC0415 - a front end imports this package to check its settings
 
-    library = Path(envs.__file__).parent / "native" / _LIBRARY
+    named = envs.VLLM_NATIVE_LIBRARY
+    library = Path(named) if named else Path(envs.__file__).parent / "native" / _LIBRARY
     build = sha256(library.read_bytes()).hexdigest()[:16] if library.exists() else "none"
     return ", ".join(
         (

@@ -12,6 +12,7 @@ folder has grown too large, those that were not read for longest go.
 """
 
 import os
+import secrets
 import time
 from hashlib import blake2b
 from pathlib import Path
@@ -33,6 +34,8 @@ _SIZE_BYTES, _DIGEST_BYTES = 8, 32
 _ABANDONED_S = 3600.0
 # Down to this share, so that not every picture looks at the whole folder.
 _KEPT_SHARE = 0.9
+# So often a process looks at the folder while it writes as much as the folder may hold.
+_LOOKS = 20
 
 
 class PictureStore:
@@ -53,6 +56,7 @@ class PictureStore:
         self._folder, self._max_bytes = Path(folder), max_bytes
         self._maker = maker.encode()
         self._has_failed = False
+        self._num_unseen = 0
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._num_bytes = self._shrink()
@@ -87,15 +91,20 @@ class PictureStore:
         data = _format(rows, path.stem)
         if len(data) > self._max_bytes:
             return
-        beside = path.with_name(f"{path.stem}.{os.getpid()}.tmp")
+        beside = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.tmp")
         try:
-            # Not synced: after a crash the digest tells what is whole.
-            beside.write_bytes(data)
-            beside.chmod(0o600)
+            # A new file of one's own, no other that a name leads to.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with os.fdopen(os.open(beside, flags, 0o600), "wb") as file:
+                # Not synced: after a crash the digest tells what is whole.
+                file.write(data)
             beside.replace(path)
             self._num_bytes += len(data)
-            if self._num_bytes > self._max_bytes:
+            self._num_unseen += len(data)
+            # Others write there, too, whom only a look at the folder shows.
+            if max(self._num_bytes, self._num_unseen * _LOOKS) > self._max_bytes:
                 self._num_bytes = self._shrink(_KEPT_SHARE)
+                self._num_unseen = 0
         except OSError as error:
             self._note_failure(error)
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from vllm.distributed.process_group import TorchProcessGroup
 from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
+from vllm.model_executor.model_loader.checkpoint_files import find_weight_files
 from vllm.model_executor.model_loader.gguf_weights import GgufWeights
 from vllm.model_executor.model_loader.int8_weights import ROUNDING_NAMES, Int8Weights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
@@ -43,6 +45,8 @@ from vllm.v1.attention.step_model import StepModel
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.kv_offload.identity import describe_numerics
+from vllm.v1.kv_offload.store.folder import WEIGHTS_FILE
+from vllm.v1.kv_offload.store.weights_digest import digest_files
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput, PendingStep
 from vllm.v1.spec_decode.factory import make_proposer
 from vllm.v1.worker.connector_steps import make_connector_steps
@@ -252,20 +256,34 @@ class Worker:
             layer.rope is not None and layer.rope.sections for layer in self._model_spec.layers
         )
         return PictureRows(
-            self._model_spec.images, self._tower, has_axes=has_axes, store=self._open_store()
+            self._model_spec.images,
+            self._tower,
+            has_axes=has_axes,
+            store=self._open_store(self._tower),
         )
 
-    def _open_store(self) -> PictureStore | None:
+    def _open_store(self, tower: Tower) -> PictureStore | None:
         """Return the disk that keeps rows of pictures; None: none was asked for."""
         settings = self._config.multimodal_config
         if settings.mm_encoder_cache_dir is None:
             return None
         maker = (
             f"{describe_numerics(self._config)}, {torch.get_num_threads()} threads, "
-            f"{self._model_spec.images.tower}, {self._dtype}"
+            f"{self._model_spec.images.tower}, {tower.numerics}, {self._digest_tower()}"
         )
         size = parse_size("--mm-encoder-cache-disk-size", settings.mm_encoder_cache_disk_size)
         return PictureStore(settings.mm_encoder_cache_dir, size, maker)
+
+    def _digest_tower(self) -> str:
+        """Return a digest of the files with the tower, read whole: its rows outlive the process."""
+        model, settings = self._config.model_config, self._config.multimodal_config
+        if self._config.load_config.load_format == "dummy":
+            return f"dummy, seed {model.seed}"
+        mmproj, folder = settings.mmproj, Path(settings.mm_encoder_cache_dir or "")
+        files = find_weight_files(Path(mmproj or model.path or model.model))
+        logger.info("pictures: %d file(s) are read once, to know the tower again", len(files))
+        memory = folder / WEIGHTS_FILE if folder.is_dir() else None
+        return str(digest_files(files, memory))
 
     def _make_op_resolver(self) -> OpResolver:
         """Return what the model resolves op names with."""
