@@ -18,7 +18,7 @@ from vllm import LLM, RequestOutput, SamplingParams
 
 pytestmark = pytest.mark.slow
 
-NUM_CASES = 32
+NUM_CASES = 50
 VOCAB_SIZE = 96
 # Windows and compressed entries, own or shared; recurrent states; keys and values that layers
 # share, with inputs by layer.

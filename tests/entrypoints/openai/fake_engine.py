@@ -154,6 +154,9 @@ class FakeEngine:
         reply: Reply = told
         return reply
 
+    def find_owner(self, cache_salt: str | None) -> tuple[str | None, str | None]:
+        return None, cache_salt
+
     def withdraw_prefixes(self, names: Sequence[str]) -> None:
         """Note the call."""
         self.withdrawn += names

@@ -245,7 +245,9 @@ def write_recurrent_keys(writer: gguf.GGUFWriter, raw: dict[str, Any]) -> None:
         writer.add_nextn_predict_layers(1)
     rope = raw["rope_parameters"]
     writer.add_rope_dimension_count(int(raw["head_dim"] * rope["partial_rotary_factor"]))
-    writer.add_rope_dimension_sections([*rope.get("mrope_section", (2, 1, 1)), 0])
+    # A file of texts alone has none.
+    if writer.arch != "qwen3next":
+        writer.add_rope_dimension_sections([*rope.get("mrope_section", (2, 1, 1)), 0])
     if "shared_expert_intermediate_size" in raw:
         writer.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
 

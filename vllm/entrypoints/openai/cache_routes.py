@@ -24,7 +24,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import ChatOptions
 from vllm.tokenizers.chat_tools import parse_tool_choice, parse_tools
 from vllm.v1.engine.questions import AskHeld, EndSession
-from vllm.v1.engine.tenant_limits import current_tenant
 from vllm.v1.messages import HeldPrefix
 from vllm.v1.request_options import RequestOptions, session_number
 
@@ -218,5 +217,5 @@ async def end_session(
     """
     check_session(session_id, "session_id")
     salt = None if body is None else body.cache_salt
-    number = session_number(session_id, current_tenant.get(), salt)
+    number = session_number(session_id, *context.engine.find_owner(salt))
     return _json(EndedSession(session_id, await context.engine.ask(EndSession(number))))

@@ -38,6 +38,9 @@ class EngineClient(Protocol):
     async def ask(self, question: Question[Reply]) -> Reply:
         """Ask the engine core, or all of several, between two steps."""
 
+    def find_owner(self, cache_salt: str | None) -> tuple[str | None, str | None]:
+        """Return in whose name, and under which salt, a request runs that comes in this call."""
+
     def withdraw_prefixes(self, names: Sequence[str]) -> None:
         """Let go of prompts held for other engines; unknown names are ignored."""
 

@@ -260,6 +260,13 @@ class AsyncLLM(EngineBase[AsyncEngineCoreHandle]):
         name = BATCH_TENANT if runs_in_background.get() else tenant.name
         return msgspec.structs.replace(request, tenant=name, options=options)
 
+    def find_owner(self, cache_salt: str | None) -> tuple[str | None, str | None]:
+        """Return in whose name, and under which salt, a request runs that comes in this call."""
+        if self._tenants is None:
+            return None, cache_salt
+        tenant = self._tenants.find(current_tenant.get())
+        return tenant.name, tenant_salt(tenant, cache_salt)
+
     def _record(
         self,
         scheduler_stats: SchedulerStats | None,

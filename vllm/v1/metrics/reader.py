@@ -24,9 +24,9 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Metric):
-    """A count that only grows."""
+    """A count that only grows; of seconds it may be a fraction."""
 
-    value: int
+    value: int | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ def _read_family(family: Family) -> Iterator[Metric]:
         yield from _read_vectors(family.name, samples)
     elif family.type == "counter":
         for sample in samples:
-            yield Counter(family.name, sample.labels, int(sample.value))
+            value = sample.value
+            whole = int(value) if value.is_integer() else value
+            yield Counter(family.name, sample.labels, whole)
     elif family.type == "histogram":
         yield from _read_histograms(family.name, samples)
 
