@@ -299,7 +299,7 @@ VN_INLINE void add_group(const typename N::Input* inputs, const float* scales, i
                          const Panels<N>& w, int64_t panel, bool is_first, float* out,
                          int64_t stride) {
   constexpr int64_t kWords = kPairGroup / N::kInputs;
-  const int64_t groups = ceil_div(w.cols, kPairGroup), next = w.count_words() * kLanes;
+  const int64_t groups = count_groups(w.cols), next = w.count_words() * kLanes;
   sum_words<R, P>(inputs, w.words + panel * next + g * kWords * kLanes, next,
                   std::min(kWords, w.count_words() - g * kWords), [&](auto i, Vec sum) VN_NOW {
                     constexpr int r = i / P, p = i % P;
@@ -316,7 +316,7 @@ VN_INLINE void add_group(const typename N::Input* inputs, const float* scales, i
 template <typename N>
 inline void multiply_panels(const InputRows<N>& x, int64_t row, int64_t rows, const Panels<N>& w,
                             int64_t first, int64_t count, float* out, int64_t stride) {
-  const int64_t groups = ceil_div(w.cols, kPairGroup);
+  const int64_t groups = count_groups(w.cols);
   each_tile<kPairPanels>(count, [&](auto panels, int64_t p) {
     for (int64_t g = 0; g < groups; ++g) {
       each_tile<kPairRows>(rows, [&](auto height, int64_t r) {

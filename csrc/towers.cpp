@@ -27,7 +27,7 @@ template <typename N>
 class KeptRows {
  public:
   InputRows<N> shape(int64_t cols, int64_t rows) {
-    const int64_t count = ceil_div(cols, kPairGroup) * rows;
+    const int64_t count = count_groups(cols) * rows;
     if (static_cast<int64_t>(scales_.size()) < count) {
       values_.resize(count * kPairGroup);
       scales_.resize(count);
@@ -155,7 +155,7 @@ class TowerLayer {
         d_(tower.head_dim),
         stream_(stream),
         blocks_(ceil_div(rows, kBlockRows)),
-        head_groups_(ceil_div(d_, kPairGroup)),
+        head_groups_(count_groups(d_)),
         key_panels_(ceil_div(rows, kLanes)),
         value_panels_(ceil_div(d_, kLanes)) {}
 

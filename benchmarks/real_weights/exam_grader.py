@@ -11,6 +11,7 @@ import json
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ DATA = Path(bfcl_eval.__file__).parent / "data"
 _LIMIT_S = 5.0
 
 
+@cache
 def read_entries(category: str) -> dict[str, dict[str, Any]]:
     """Returns a category's entries with their right answers, by id."""
     name = f"BFCL_v4_{category}.json"

@@ -8,11 +8,10 @@ import tempfile
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from pydoc_data.topics import topics
 
 from benchmarks.llama_server import LlamaServer
 from benchmarks.real_weights.checks import Report, open_engine
-from benchmarks.real_weights.perplexity import score
+from benchmarks.real_weights.perplexity import read_text, score
 from vllm import LLM
 
 # llama-perplexity scores the second half of each window.
@@ -96,7 +95,7 @@ def check_perplexity(path: Path, programs: Path, num_tokens: int) -> Report:
         programs: The folder of llama.cpp's programs.
         num_tokens: So many are scored, or the windows that hold as many.
     """
-    text = "\n".join(topics[name] for name in sorted(topics))
+    text = read_text()
     count = -(-num_tokens // (_WINDOW - _WINDOW // 2 - 1))
     figures = {}
     for inputs in ("exact", "int8"):

@@ -50,12 +50,17 @@ def check_perplexity(path: Path, num_tokens: int) -> Report:
     return report
 
 
+def read_text() -> str:
+    """Return the text."""
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
 def cut_windows(llm: LLM, num_tokens: int) -> list[list[int]]:
     """Return windows of the text's tokens, so many that as many are scored."""
     tokenizer = llm.get_tokenizer()
     assert tokenizer is not None
     first = tokenizer.encode("")
-    ids = tokenizer.encode("\n".join(topics[name] for name in sorted(topics)))[len(first) :]
+    ids = tokenizer.encode(read_text())[len(first) :]
     size = WINDOW - len(first)
     whole = [first + ids[at : at + size] for at in range(0, len(ids) - size, size)]
     return whole[: -(-num_tokens // (WINDOW - 1))]

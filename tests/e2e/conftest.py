@@ -78,6 +78,12 @@ def find_server(
 
 
 @pytest.fixture(scope="session")
+def cpu_server(find_server: Callable[[str], ServerProcess]) -> ServerProcess:
+    """The shared server on a CPU."""
+    return find_server("cpu")
+
+
+@pytest.fixture(scope="session")
 def session_server(find_server: Callable[[str], ServerProcess], platform: str) -> ServerProcess:
     """The shared server of a platform."""
     return find_server(platform)

@@ -1,7 +1,7 @@
 """``/v1/decisions`` by raw HTTP, on one server with the embedded model."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -25,12 +25,6 @@ SCORE = {
 }
 DOCUMENT = " ".join(f"The lamp {i} is {('red', 'green', 'blue')[i % 3]}." for i in range(125))
 ASKED = [{"type": "predicate", "instructions": f"Is lamp {i} red?"} for i in range(8)]
-
-
-@pytest.fixture(scope="module")
-def served(find_server: Callable[[str], ServerProcess]) -> ServerProcess:
-    """The shared server on a CPU."""
-    return find_server("cpu")
 
 
 class Asker:
@@ -61,10 +55,10 @@ class Asker:
 
 
 @pytest.fixture
-def ask(served: ServerProcess) -> Iterator[Asker]:
-    with httpx.Client(base_url=served.url, timeout=120.0, verify=NO_TLS) as http:
+def ask(cpu_server: ServerProcess) -> Iterator[Asker]:
+    with httpx.Client(base_url=cpu_server.url, timeout=120.0, verify=NO_TLS) as http:
         yield Asker(http)
-    served.wait_idle()
+    cpu_server.wait_idle()
 
 
 def choices(count: int) -> dict[str, Any]:
@@ -253,10 +247,10 @@ def test_the_clients_cache_fields_are_taken(ask: Asker) -> None:
     assert again["answers"] == first.json()["answers"]
 
 
-def test_hits_are_as_many_as_there_can_be(served: ServerProcess, ask: Asker) -> None:
+def test_hits_are_as_many_as_there_can_be(cpu_server: ServerProcess, ask: Asker) -> None:
     def counted() -> float:
-        served.wait_idle()
-        return sum_series(served.get("/metrics").text, "vllm:prefix_cache_hits_total")
+        cpu_server.wait_idle()
+        return sum_series(cpu_server.get("/metrics").text, "vllm:prefix_cache_hits_total")
 
     before = counted()
     first = ask(ASKED, DOCUMENT, return_prompt_token_ids=True, cache_salt="hits")

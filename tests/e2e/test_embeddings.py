@@ -5,7 +5,7 @@ import json
 import math
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,12 +22,6 @@ RERANK = {
     "query": "Which train goes to Bergen?",
     "documents": ["The train to Bergen leaves at nine.", "A cat sleeps.", "Bread is baked here."],
 }
-
-
-@pytest.fixture(scope="module")
-def served(find_server: Callable[[str], ServerProcess]) -> ServerProcess:
-    """The shared server on a CPU."""
-    return find_server("cpu")
 
 
 class Asker:
@@ -50,10 +44,10 @@ class Asker:
 
 
 @pytest.fixture
-def ask(served: ServerProcess) -> Iterator[Asker]:
-    with httpx.Client(base_url=served.url, timeout=120.0, verify=NO_TLS) as http:
+def ask(cpu_server: ServerProcess) -> Iterator[Asker]:
+    with httpx.Client(base_url=cpu_server.url, timeout=120.0, verify=NO_TLS) as http:
         yield Asker(http)
-    served.wait_idle()
+    cpu_server.wait_idle()
 
 
 def ids_of(seed: int, count: int) -> list[int]:
@@ -360,19 +354,19 @@ def test_models_say_what_they_can(ask: Asker) -> None:
     assert "trained to generate" in card["note"]
 
 
-def test_the_openai_client_reads_it(served: ServerProcess, ask: Asker) -> None:
+def test_the_openai_client_reads_it(cpu_server: ServerProcess, ask: Asker) -> None:
     """It asks for base64 by itself."""
     http = openai.DefaultHttpxClient(verify=NO_TLS)
-    with openai.OpenAI(base_url=served.url + "/v1", api_key="k", http_client=http) as client:
+    with openai.OpenAI(base_url=cpu_server.url + "/v1", api_key="k", http_client=http) as client:
         answer = client.embeddings.create(model="deepseek-v4", input=TEXTS)
     assert [item.embedding for item in answer.data] == ask.embed(TEXTS)
     assert answer.usage.prompt_tokens > 0
 
 
-def test_metrics_count_them(served: ServerProcess, ask: Asker) -> None:
+def test_metrics_count_them(cpu_server: ServerProcess, ask: Asker) -> None:
     def read(name: str) -> float:
-        served.wait_idle()
-        lines = served.get("/metrics").text.splitlines()
+        cpu_server.wait_idle()
+        lines = cpu_server.get("/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
 
     names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vllm.exceptions import ConfigError
-from vllm.v1.worker.picture_store import PictureStore, make_rows
+from vllm.v1.worker.picture_store import PictureStore, make_folder, make_rows
 
 PIXELS = np.zeros((2, 2, 3), dtype=np.uint8)
 
@@ -29,7 +29,7 @@ def make(tower: CountingTower, store: PictureStore | None, key: str) -> torch.Te
 
 
 def open_store(folder: Path, size: int = 1 << 20, maker: str = "build 1") -> PictureStore:
-    return PictureStore(folder, size, maker)
+    return PictureStore(make_folder(str(folder)), size, maker)
 
 
 def test_rows_outlive_a_process_and_belong_to_their_key_and_maker(tmp_path: Path) -> None:

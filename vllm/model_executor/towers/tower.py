@@ -1,6 +1,7 @@
 """A tower ready to read pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -10,7 +11,7 @@ from vllm.model_executor.model_loader.safetensors_header import StoredTensor
 from vllm.model_executor.towers import gemma4, qwen3_5, siglip
 from vllm.model_executor.towers.files import pick_tensors
 from vllm.model_executor.towers.kernels import KernelMaker, TorchKernels
-from vllm.model_executor.towers.parts import KeepGoing
+from vllm.model_executor.towers.parts import KeepGoing, go_on
 from vllm.model_executor.towers.plans import TowerPlan
 from vllm.model_executor.towers.weights import TowerWeights
 
@@ -22,10 +23,6 @@ _ENCODERS: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType(
         "qwen3_5": qwen3_5.encode,
     }
 )
-
-
-def _go_on() -> None:
-    """Goes on: whoever asked waits."""
 
 
 class Tower:
@@ -58,6 +55,11 @@ class Tower:
         self._encode = _ENCODERS[plan.kind]
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Those that hold its weights; none: they are drawn."""
+        return self._weights.files
+
+    @property
     def numerics(self) -> str:
         """What multiplies, in which type: what decides about the last bits of rows."""
         return f"{type(self._kernels).__name__}, {self._weights.dtype}"
@@ -68,7 +70,7 @@ class Tower:
         return int(self._weights.num_values * self._kernels.value_bytes)
 
     @torch.inference_mode()
-    def encode(self, pixels: torch.Tensor, keep_going: KeepGoing = _go_on) -> torch.Tensor:
+    def encode(self, pixels: torch.Tensor, keep_going: KeepGoing = go_on) -> torch.Tensor:
         """Return the rows fp32 ``[N, D]`` of a picture's pixels, uint8 ``[H, W, 3]``.
 
         Args:

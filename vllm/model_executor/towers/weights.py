@@ -54,6 +54,11 @@ class TowerWeights(Mapping[str, torch.Tensor]):
         return len(self._shapes)
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Those that hold them; none: they are drawn."""
+        return tuple(sorted({tensor.file for tensor in (self._stored or {}).values()}))
+
+    @property
     def num_values(self) -> int:
         """Values of all tensors."""
         return sum(torch.Size(shape).numel() for shape in self._shapes.values())

@@ -11,10 +11,8 @@ logger = init_logger(__name__)
 def check_settings(model: ModelConfig, settings: MultiModalConfig) -> None:
     """Refuse ``mm_processor_kwargs`` that mean nothing, at start and not with the first picture.
 
-    Says of ``mm_encoder_cache_dir``, too, where it has no effect.
-
-    A server without eyes may be started with another's flags: what some family knows has no
-    effect there, and is said so.
+    A server without eyes may be started with another's flags. What some family knows, and
+    ``mm_encoder_cache_dir``, have no effect there, and the log says so.
 
     Raises:
         ConfigError: A setting means nothing to this model, or to any.

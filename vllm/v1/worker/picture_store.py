@@ -38,13 +38,30 @@ _KEPT_SHARE = 0.9
 _LOOKS = 20
 
 
+def make_folder(path: str) -> Path:
+    """Return a folder for rows, made if it is not there, for its owner alone.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    try:
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return Path(path)
+
+
+def _unusable(path: str | Path, error: OSError) -> ConfigError:
+    return ConfigError(f"mm_encoder_cache_dir={str(path)!r}: {error}.")
+
+
 class PictureStore:
     """Rows in a folder, bounded in bytes.
 
     Owns: the folder's files, together with other processes that use it.
 
     Args:
-        folder: Made if it is not there.
+        folder: One that is there: see ``make_folder``.
         max_bytes: What its files may take.
         maker: Names what decides about the bits of rows.
 
@@ -58,10 +75,9 @@ class PictureStore:
         self._has_failed = False
         self._num_unseen = 0
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._num_bytes = self._shrink()
         except OSError as error:
-            raise ConfigError(f"mm_encoder_cache_dir={str(folder)!r}: {error}.") from error
+            raise _unusable(folder, error) from error
 
     def find(self, key: str) -> torch.Tensor | None:
         """Return the rows fp32 ``[N, D]`` of a key; None: they are not there, or damaged."""

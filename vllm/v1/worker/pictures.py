@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from vllm.exceptions import InvariantError
+from vllm.model_executor.towers.parts import go_on
 from vllm.model_executor.towers.plans import ImagesPlan
 from vllm.model_executor.towers.tower import Tower
 from vllm.v1.attention.metadata import RequestSlice
@@ -16,10 +17,6 @@ from vllm.v1.worker.picture_store import PictureStore, make_rows
 from vllm.v1.worker.request_pictures import Picture
 from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.tower_thread import TowerThread
-
-
-def _go_on() -> None:
-    """Goes on: a step waits."""
 
 
 class PictureRows:
@@ -96,7 +93,7 @@ class PictureRows:
 
     def _encode(self, picture: Picture) -> torch.Tensor:
         begin = time.perf_counter()
-        made = make_rows(self._tower, self._store, picture.key, picture.pixels, _go_on)
+        made = make_rows(self._tower, self._store, picture.key, picture.pixels, go_on)
         self._seconds[picture.key] = time.perf_counter() - begin
         return made
 

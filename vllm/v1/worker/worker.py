@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from vllm.distributed.process_group import TorchProcessGroup
 from vllm.exceptions import CheckpointError, ConfigError, EngineError
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization import WeightQuantization
-from vllm.model_executor.model_loader.checkpoint_files import find_weight_files
 from vllm.model_executor.model_loader.gguf_weights import GgufWeights
 from vllm.model_executor.model_loader.int8_weights import ROUNDING_NAMES, Int8Weights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
@@ -53,7 +51,7 @@ from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
-from vllm.v1.worker.picture_store import PictureStore
+from vllm.v1.worker.picture_store import PictureStore, make_folder
 from vllm.v1.worker.pictures import PictureRows
 
 logger = init_logger(__name__)
@@ -267,23 +265,18 @@ class Worker:
         settings = self._config.multimodal_config
         if settings.mm_encoder_cache_dir is None:
             return None
+        folder = make_folder(settings.mm_encoder_cache_dir)
+        made_of: str | None = f"seed {self._config.model_config.seed}"
+        if tower.files:
+            # Rows outlive what the first bytes of tensors tell apart.
+            logger.info("pictures: the tower's %d file(s) are read for a digest", len(tower.files))
+            made_of = digest_files(tower.files, folder / WEIGHTS_FILE)
         maker = (
             f"{describe_numerics(self._config)}, {torch.get_num_threads()} threads, "
-            f"{self._model_spec.images.tower}, {tower.numerics}, {self._digest_tower()}"
+            f"{self._model_spec.images.tower}, {tower.numerics}, {made_of}"
         )
         size = parse_size("--mm-encoder-cache-disk-size", settings.mm_encoder_cache_disk_size)
-        return PictureStore(settings.mm_encoder_cache_dir, size, maker)
-
-    def _digest_tower(self) -> str:
-        """Return a digest of the files with the tower, read whole: its rows outlive the process."""
-        model, settings = self._config.model_config, self._config.multimodal_config
-        if self._config.load_config.load_format == "dummy":
-            return f"dummy, seed {model.seed}"
-        mmproj, folder = settings.mmproj, Path(settings.mm_encoder_cache_dir or "")
-        files = find_weight_files(Path(mmproj or model.path or model.model))
-        logger.info("pictures: %d file(s) are read once, to know the tower again", len(files))
-        memory = folder / WEIGHTS_FILE if folder.is_dir() else None
-        return str(digest_files(files, memory))
+        return PictureStore(folder, size, maker)
 
     def _make_op_resolver(self) -> OpResolver:
         """Return what the model resolves op names with."""
