@@ -5,8 +5,8 @@
 
 Fetches the models into the user's cache folder, pinned and checksummed, and checks each: log
 probabilities against transformers, equal bits however a chat is computed, perplexity by how inputs
-and the cache are rounded, what looked-up drafts gain, answers by sixty schemas. Prints one JSON
-line a model; the exit code is 1 if anything was not as it should be.
+and the cache are rounded, what looked-up drafts gain, answers by sixty schemas, calls that must
+come. Prints one JSON line a model; the exit code is 1 if anything was not as it should be.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from benchmarks.real_weights.checks import (
     check_schemas,
 )
 from benchmarks.real_weights.drafts import check_drafts
+from benchmarks.real_weights.forced_calls import check_forced_calls
 from benchmarks.real_weights.llama_cpp import check_perplexity as compare_perplexity
 from benchmarks.real_weights.llama_cpp import check_tokenizer
 from benchmarks.real_weights.models import MODELS, USUAL, ModelUnavailableError, fetch
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--chats", type=int, default=200, help="For equal bits.")
     parser.add_argument("--tokens", type=int, default=20_000, help="For perplexity.")
     parser.add_argument("--rounds", type=int, default=3, help="For the speed of drafts.")
+    parser.add_argument("--calls", type=int, default=100, help="That must come.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--odd-texts", type=int, default=5000, help="For token ids.")
     parser.add_argument(
@@ -45,6 +47,9 @@ def main() -> int:
         type=Path,
         metavar="DIR",
         help="Of llama-server and llama-perplexity: compares token ids and perplexity, too.",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="For perplexity beside llama.cpp's, at most."
     )
     parser.add_argument("--checks", nargs="+", help="Only these, by the names in the output.")
     args = parser.parse_args()
@@ -69,6 +74,10 @@ def main() -> int:
             "drafts": partial(check_drafts, num_rounds=args.rounds),
             "schemas": partial(check_schemas, schemas=list_schemas()),
         }
+        if MODELS[name].has_chats:
+            checks["forced_calls"] = partial(
+                check_forced_calls, num_calls=args.calls, seed=args.seed
+            )
         if args.llama_cpp is not None:
             checks["llama_cpp_ids"] = partial(
                 check_tokenizer,
@@ -77,10 +86,16 @@ def main() -> int:
                 seed=args.seed,
             )
             checks["llama_cpp_perplexity"] = partial(
-                compare_perplexity, programs=args.llama_cpp, num_tokens=args.tokens
+                compare_perplexity,
+                programs=args.llama_cpp,
+                num_tokens=args.tokens,
+                most_s=args.minutes * 60,
             )
         chosen = checks if args.checks is None else args.checks
-        checks = {title: checks[title] for title in chosen}
+        for title in chosen:
+            if title not in checks:
+                print(f"{name}: there is no check {title!r} of it", file=sys.stderr)
+        checks = {title: checks[title] for title in chosen if title in checks}
         figures = {}
         for title, check in checks.items():
             print(f"{name}: {title} ...", file=sys.stderr, flush=True)

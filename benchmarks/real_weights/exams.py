@@ -35,6 +35,10 @@ _STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 _LENGTH, _TOGETHER, _MOST_STEPS = 8192, 4, 6
 
 
+class ContextFull(Exception):
+    """A conversation has grown beyond what the server reads."""
+
+
 class Examiner:
     """The process that knows the questions and marks the answers."""
 
@@ -83,8 +87,14 @@ class Candidate:
 
     def call(self, category: str, entry: dict[str, Any]) -> bool:
         """Whether the calls of an entry of BFCL are right."""
-        if len(entry["turns"]) > 1:
-            return self._converse(category, entry)
+        ask = self._converse if len(entry["turns"]) > 1 else self._call_once
+        try:
+            return ask(category, entry)
+        except ContextFull:
+            self.answers[entry["id"]] = "the context is full"
+            return False
+
+    def _call_once(self, category: str, entry: dict[str, Any]) -> bool:
         message = self._chat(entry["turns"][0], entry["tools"])
         calls = read_calls(message)
         self.answers[entry["id"]] = [message.get("content"), calls]
@@ -124,6 +134,8 @@ class Candidate:
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         reply = self._client.post(path, json={"model": "exam", "temperature": 0, **body})
+        if reply.status_code == httpx.codes.BAD_REQUEST and "context" in reply.text:
+            raise ContextFull
         if reply.status_code != httpx.codes.OK:
             raise RuntimeError(f"{path}: {reply.status_code} {reply.text[:500]}")
         told: dict[str, Any] = reply.json()

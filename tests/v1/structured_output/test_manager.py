@@ -34,7 +34,7 @@ def test_should_advance(structured: Any, advances: bool) -> None:
 def test_what_is_warm_is_what_requests_get() -> None:
     manager = StructuredOutputManager(EngineArgs().create_vllm_config())
     try:
-        assert not manager.warm_up().result(200).is_error()
+        assert not manager.warm_up().result(200).matcher.is_error()
         # The same compiler, which has it already.
         assert manager.warm_up().done()
     finally:

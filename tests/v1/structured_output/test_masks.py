@@ -12,7 +12,7 @@ from tests.v1.structured_output.conftest import EOS, VOCAB, Reader
 from vllm.config import ModelConfig, VllmConfig
 from vllm.sampling_params import ReasoningSpan, StructuredOutputsParams
 from vllm.v1.structured_output import StructuredOutputManager, StructuredOutputRequest
-from vllm.v1.structured_output.grammar import Grammar
+from vllm.v1.structured_output.grammar import CompiledGrammar, Grammar
 from vllm.v1.structured_output.grammar_text import make_grammar_text
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.structured_output.reasoning import ReasoningTracker
@@ -180,8 +180,9 @@ def test_a_grammar_that_grows_too_large_says_so(reader: Reader) -> None:
     made = Fixture(reader)
     text = make_grammar_text(StructuredOutputsParams(regex="(a|b)*a(a|b){9}"), {})
     few = LLParserLimits(max_lexer_states=15, verbose_errors=False)
-    made.compiled = LLMatcher(reader.backend._tokenizer, text, log_level=0, limits=few)
-    assert not made.compiled.is_error()
+    matcher = LLMatcher(reader.backend._tokenizer, text, log_level=0, limits=few)
+    made.compiled = CompiledGrammar(matcher)
+    assert not matcher.is_error()
     grammar = made.add("q").structured_output_request.grammar
     (letter,) = reader.encode("a")
     for _ in range(8):
@@ -234,7 +235,7 @@ def test_forced_tokens_are_those_the_library_forces_one_by_one(reader: Reader) -
     rng = random.Random(3)
     expected: list[list[int]] = []
     answer: list[int] = []
-    plain = made.compiled.deep_copy()
+    plain = made.compiled.matcher.deep_copy()
     grammar = made.add("q").structured_output_request.grammar
     while grammar.is_open:
         expected.append(bits_of(np.frombuffer(plain.deep_copy().compute_bitmask(), np.uint8)))

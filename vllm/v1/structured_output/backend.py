@@ -6,6 +6,7 @@ else that the scheduler needs.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from msgspec.structs import replace
 
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
-from vllm.v1.structured_output.grammar import Grammar, shorten
-from vllm.v1.structured_output.grammar_text import make_grammar_text
+from vllm.v1.structured_output.grammar import CompiledGrammar, Grammar, shorten
+from vllm.v1.structured_output.grammar_text import make_grammar_text, make_whole_schema
+from vllm.v1.structured_output.json_rules import JsonRules, JsonTokens, UsedKeys, has_free_keys
 from vllm.v1.structured_output.limits import (
     find_named_parts,
     make_part_error,
@@ -55,13 +57,18 @@ class Backend:
         self._special_tokens = {t.content: i for i, t in added if made.is_special_token(i)}
         self._tokenizer = made
         self._executor = LLExecutor()
+        self._token_ids, self._vocab_size = backend.get_vocab, vocab_size
 
-    def compile(self, params: StructuredOutputsParams) -> LLMatcher:
-        """Return the matcher of a grammar, at its beginning.
+    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """Return a grammar.
 
         Raises:
             UserInputError: It is no grammar, or too large a one.
         """
+        return CompiledGrammar(self.check(params), self._make_rules(params))
+
+    def check(self, params: StructuredOutputsParams) -> LLMatcher:
+        """Return what the library makes of a grammar; raises as ``compile``."""
         matcher = self._compile(params)
         if matcher.is_error():
             of, reason = self._find_fault(params) or (
@@ -70,6 +77,19 @@ class Backend:
             )
             raise make_part_error(of, f"cannot be compiled: {reason}")
         return matcher
+
+    @cached_property
+    def _json_tokens(self) -> JsonTokens:
+        return JsonTokens(self._tokenizer, self._token_ids(), self._vocab_size)
+
+    def _make_rules(self, params: StructuredOutputsParams) -> JsonRules | None:
+        """What JSON may not go on to; None: the request wrote its grammar itself."""
+        schema = make_whole_schema(params)
+        if schema is None and params.structural_tag is None:
+            return None
+        # Between tags may stand anything, so keys are followed in an answer that is all JSON.
+        follows_keys = schema is not None and has_free_keys(schema)
+        return JsonRules(self._json_tokens, UsedKeys() if follows_keys else None)
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         text = make_grammar_text(params, self._special_tokens)
@@ -126,14 +146,14 @@ class Backend:
             if is_small:
                 # At once: what the matcher reads is in the processor's cache now.
                 grammar.matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
-                grammar.note_failure()
+                grammar.finish_mask(bits, row)
             else:
                 branching.append((grammar, row))
         if branching:
             matchers = [(grammar.matcher, row) for grammar, row in branching]
             fill_next_token_bitmask_par(self._executor, matchers, bits)
-            for grammar, _ in branching:
-                grammar.note_failure()
+            for grammar, row in branching:
+                grammar.finish_mask(bits, row)
 
 
 def _alone(params: StructuredOutputsParams, part: Mapping[str, Any]) -> StructuredOutputsParams:

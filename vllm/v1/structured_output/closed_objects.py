@@ -12,7 +12,7 @@ keywords, and each option of ``anyOf`` or ``oneOf`` with what stands beside the 
     {"properties": {"k": …}, "oneOf": [{… a …}, {… b …}]}   holds k and a, or k and b
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,25 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 # Schemas looked at in all: far more than a real one has, and a fraction of a second.
 _MAX_VISITS = 200_000
 _MAX_CHAIN = 64
+
+
+def find_schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema and all schemas in it; what is true is one that says nothing."""
+    waiting = [schema]
+    while waiting:
+        item = waiting.pop()
+        if item is True:
+            yield {}
+        if not isinstance(item, dict):
+            continue
+        yield item
+        waiting += [item[key] for key in (*_ONE, *_CONDITIONAL) if key in item]
+        for key in (*_SOME, "allOf", *_OPTIONS):
+            if isinstance(item.get(key), list):
+                waiting += item[key]
+        for key in _NAMED:
+            if isinstance(item.get(key), dict):
+                waiting += item[key].values()
 
 
 def close_objects(schema: dict[str, Any]) -> dict[str, Any]:

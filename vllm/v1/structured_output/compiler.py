@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.structured_output.backend import Backend
+    from vllm.v1.structured_output.grammar import CompiledGrammar
     from vllm.v1.structured_output.trial import TrialProcess
 
 _NUM_THREADS = 2
@@ -42,7 +41,7 @@ class GrammarCompiler:
         self._backend: Backend | None = None
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
-        self._results: OrderedDict[bytes, Future[LLMatcher]] = OrderedDict()
+        self._results: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
         self._num_bytes = 0
         self._make_trial = make_trial
         self._local = threading.local()
@@ -56,7 +55,7 @@ class GrammarCompiler:
                 self._backend = self._make_backend()
             return self._backend
 
-    def submit(self, params: StructuredOutputsParams) -> Future[LLMatcher]:
+    def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """Return the compiled grammar when it is ready; the result must be copied, not advanced.
 
         The future fails with UserInputError for what is no grammar, or too large a one.
@@ -84,7 +83,7 @@ class GrammarCompiler:
         for trial in self._trials:
             trial.stop()
 
-    def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
+    def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         if params.kind not in _HARMLESS_KINDS:
             self._own_trial.check(params)
         return self.backend.compile(params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from vllm.v1.structured_output.mask_bits import is_allowed
@@ -11,8 +12,23 @@ if TYPE_CHECKING:
     import numpy as np
     from llguidance import LLMatcher
 
+    from vllm.v1.structured_output.json_rules import JsonRules
+
 # How llguidance says that no token is allowed where an answer may not end either.
 _NO_TOKEN_FITS = "NoExtensionBias"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar at its beginning: for copies, never advanced itself.
+
+    Attributes:
+        matcher: What the library made of it.
+        rules: What JSON in it may not go on to; None: there is none.
+    """
+
+    matcher: LLMatcher
+    rules: JsonRules | None = None
 
 
 class Grammar:
@@ -26,15 +42,16 @@ class Grammar:
     that the last mask allowed when the next mask is made, which is beside the model and not
     between two steps.
 
-    Owns: its matcher, a copy of the compiled one.
+    Owns: its matcher and rules, copies of the compiled ones.
 
     Args:
-        compiled: The compiled grammar, at its beginning; it is copied.
+        compiled: At its beginning; it is copied.
         end_ids: Tokens that end an answer, where the grammar allows an end.
     """
 
-    def __init__(self, compiled: LLMatcher, end_ids: frozenset[int]) -> None:
-        self._matcher = compiled.deep_copy()
+    def __init__(self, compiled: CompiledGrammar, end_ids: frozenset[int]) -> None:
+        self._matcher = compiled.matcher.deep_copy()
+        self._rules = None if compiled.rules is None else compiled.rules.copy()
         self._end_ids = end_ids
         self._has_ended = self._has_failed = False
         # The only tokens that can follow what the matcher knows, and how many the answer has.
@@ -84,9 +101,16 @@ class Grammar:
         """
         self._mask = bits, row
 
-    def note_failure(self) -> None:
-        """See whether the matcher failed at a mask; asked while it is in the processor's cache."""
+    def finish_mask(self, bits: np.ndarray, row: int) -> None:
+        """Take what rules bar out of a mask, unless the matcher failed at it.
+
+        Asked while the matcher is in the processor's cache.
+
+        Mutates: ``bits``, int32 ``[N, ceil(V / 32)]``.
+        """
         self._has_failed = self._matcher.is_error()
+        if self._rules is not None and not self._has_failed:
+            self._rules.restrict(bits, row, self._matcher)
 
     def forget_mask(self) -> None:
         """Ask the matcher of the next token: its mask says more than the grammar."""
@@ -95,7 +119,7 @@ class Grammar:
     def fork(self) -> Self:
         """Return another that stands where this one does, and goes its own way."""
         # The library takes back tokens that a grammar names by id one byte short: so copies.
-        made = type(self)(self._matcher, self._end_ids)
+        made = type(self)(CompiledGrammar(self._matcher, self._rules), self._end_ids)
         made._has_ended, made._has_failed = self._has_ended, self._has_failed
         made._forced, made._num_taken = self._forced, self._num_taken
         made._untold = self._untold.copy()
@@ -125,7 +149,7 @@ class Grammar:
         if not self._tell():
             return False
         self._has_ended = token_id in self._end_ids and self._matcher.is_accepting()
-        self._has_failed = not (self._has_ended or self._matcher.consume_token(token_id))
+        self._has_failed = not (self._has_ended or self._consume([token_id]))
         return not self._has_failed
 
     def _tell(self) -> bool:
@@ -135,8 +159,14 @@ class Grammar:
             taken += self._untold
             self._untold = []
         self._forced, self._num_taken = [], 0
-        self._has_failed |= bool(taken) and not self._matcher.consume_tokens(taken)
+        self._has_failed |= bool(taken) and not self._consume(taken)
         return not self._has_failed
+
+    def _consume(self, token_ids: list[int]) -> bool:
+        """Tell tokens to the matcher; False if it refuses one."""
+        if self._rules is not None:
+            self._rules.feed(token_ids)
+        return bool(self._matcher.consume_tokens(token_ids))
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         """Return the first of these tokens that the grammar allows one after another."""

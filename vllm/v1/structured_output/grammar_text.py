@@ -33,11 +33,9 @@ def make_grammar_text(params: StructuredOutputsParams, special_tokens: Mapping[s
         UserInputError: It is malformed, as far as that shows here.
     """
     text: str
-    if params.json is not None:
-        text = json.dumps(make_schema(read_schema(params.json), params))
-        text = LLMatcher.grammar_from_json_schema(text)
-    elif params.json_object:
-        text = LLMatcher.grammar_from_json_schema(json.dumps(make_schema({}, params, "object")))
+    schema = make_whole_schema(params)
+    if schema is not None:
+        text = LLMatcher.grammar_from_json_schema(json.dumps(schema))
     elif params.regex is not None:
         text = LLMatcher.grammar_from_regex(params.regex)
     elif params.choice is not None:
@@ -50,6 +48,17 @@ def make_grammar_text(params: StructuredOutputsParams, special_tokens: Mapping[s
         builder = TagGrammar(special_tokens, lambda schema: make_schema(schema, params), make_lark)
         text = builder.build(tag)
     return text
+
+
+def make_whole_schema(params: StructuredOutputsParams) -> dict[str, Any] | None:
+    """Return the schema that all of an answer follows; None: it follows something else.
+
+    Raises:
+        UserInputError: It is malformed.
+    """
+    if params.json is not None:
+        return make_schema(read_schema(params.json), params)
+    return make_schema({}, params, "object") if params.json_object else None
 
 
 def make_lark(grammar: str) -> str:

@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.compiler import GrammarCompiler
-from vllm.v1.structured_output.grammar import Grammar
+from vllm.v1.structured_output.grammar import CompiledGrammar, Grammar
 from vllm.v1.structured_output.limits import DEADLINE_S, make_contradiction_error
 from vllm.v1.structured_output.mask_bits import BITS, allow_tokens, forbid_tokens
 from vllm.v1.structured_output.masks import GrammarMasks, MaskWork
@@ -23,8 +23,6 @@ from vllm.v1.structured_output.trial import TrialOrder, TrialProcess
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-    from llguidance import LLMatcher
 
     from vllm.config import VllmConfig
     from vllm.v1.request import Request
@@ -51,7 +49,7 @@ class StructuredOutputManager:
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
-        self._pending: dict[str, tuple[Request, Future[LLMatcher], float]] = {}
+        self._pending: dict[str, tuple[Request, Future[CompiledGrammar], float]] = {}
         self._compiler: GrammarCompiler | None = None
         self._contradictions: list[tuple[str, VllmError]] = []
 
@@ -68,7 +66,7 @@ class StructuredOutputManager:
 
     # ---- compiling ---------------------------------------------------------------------------
 
-    def warm_up(self) -> Future[LLMatcher]:
+    def warm_up(self) -> Future[CompiledGrammar]:
         """Have the library and its child loaded before a request waits for them.
 
         Returns:

@@ -48,7 +48,7 @@ def _try(backend: Backend, params: StructuredOutputsParams) -> TrialVerdict:
     # The default action of this signal ends the process, whatever it is at.
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     try:
-        backend.compile(params)
+        backend.check(params)
     except UserInputError as error:
         return TrialVerdict(str(error), error.param or "structured_outputs")
     except MemoryError:

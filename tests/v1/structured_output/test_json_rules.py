@@ -1,0 +1,201 @@
+"""Numbers end and no key comes twice, whatever a model would rather write."""
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.v1.structured_output.conftest import EOS, VOCAB, Reader
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output.grammar import Grammar
+from vllm.v1.structured_output.json_rules import MAX_DIGITS, has_free_keys
+from vllm.v1.structured_output.masks import MaskWork
+
+FREE = {"type": "object", "additionalProperties": {"type": "boolean"}}
+PATTERN = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "patternProperties": {"^x_[a-z]+$": {"type": "boolean"}},
+}
+NUMBERS: list[dict[str, Any]] = [
+    {"type": "integer"},
+    {"type": "number"},
+    {"type": "number", "minimum": 0},
+    {"type": "array", "items": {"type": "number"}, "maxItems": 2},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+]
+
+
+def start(reader: Reader, **asked: Any) -> Grammar:
+    return Grammar(reader.backend.compile(StructuredOutputsParams(**asked)), frozenset([EOS]))
+
+
+def allowed(reader: Reader, grammar: Grammar, drafts: Sequence[int] = ()) -> list[list[int]]:
+    """What may follow, and behind each draft."""
+    bits = np.full((len(drafts) + 1, -(-VOCAB // 32)), -1, dtype=np.int32)
+    reader.backend.fill([MaskWork(grammar, 0, drafts)], bits)
+    rows = np.unpackbits(bits.view(np.uint8), axis=1, count=VOCAB, bitorder="little")
+    return [np.flatnonzero(row).tolist() for row in rows]
+
+
+def follow(reader: Reader, text: str, **asked: Any) -> set[str]:
+    """What may follow a text, a byte at a time."""
+    grammar = start(reader, **asked)
+    for char in text:
+        assert grammar.accept_tokens("q", reader.encode(char)), text
+    return {reader.tokenizer.decode([token_id]) for token_id in allowed(reader, grammar)[0]}
+
+
+def write(
+    reader: Reader, choose: Callable[[dict[str, int]], str], limit: int = 400, **asked: Any
+) -> str:
+    """The answer of a model that takes of all that may follow what it likes best."""
+    grammar = start(reader, **asked)
+    said: list[int] = []
+    while len(said) < limit:
+        texts = {reader.tokenizer.decode([i]): i for i in allowed(reader, grammar)[0] if i != EOS}
+        if EOS in allowed(reader, grammar)[0]:
+            texts[""] = EOS
+        taken = texts[choose(texts)]
+        if taken == EOS:
+            break
+        said.append(taken)
+        assert grammar.accept_tokens("q", [taken])
+    return str(reader.tokenizer.decode(said))
+
+
+def like_digits(texts: dict[str, int]) -> str:
+    """Nines for ever."""
+    wanted = ("9", ".", "}", "]", "", ",")
+    return next((text for text in wanted if text in texts), min(texts, key=len))
+
+
+@pytest.mark.parametrize("schema", NUMBERS, ids=str)
+def test_a_number_ends(reader: Reader, schema: dict[str, Any]) -> None:
+    text = write(reader, like_digits, json=schema)
+    runs = re.findall(r"[0-9]+", text)
+    assert runs
+    # A token may hold several digits.
+    assert all(MAX_DIGITS <= len(run) < MAX_DIGITS + 3 or len(run) < 4 for run in runs)
+    assert not list(Draft202012Validator(schema).iter_errors(json.loads(text)))
+
+
+def test_digits_of_texts_and_of_other_grammars_go_on(reader: Reader) -> None:
+    digits = "9" * (MAX_DIGITS + 9)
+    assert "9" in follow(reader, f'"{digits}', json={"type": "string"})
+    assert "9" in follow(reader, digits, regex="[0-9]+")
+    # What a schema asks for goes first.
+    long = {"type": "string", "pattern": "^[0-9]{60}$"}
+    assert "9" in follow(reader, f'"{digits}', json=long)
+    assert "9" not in follow(reader, digits, json={"type": "integer"})
+    assert "9" in follow(reader, digits[: MAX_DIGITS - 1], json={"type": "integer"})
+    assert "9" in follow(reader, f"{digits[:MAX_DIGITS]}.", json={"type": "number"})
+    tag = {"type": "json_schema", "json_schema": {"type": "integer"}}
+    tag = {"type": "tag", "begin": "<a>", "content": tag, "end": "</a>"}
+    asked = json.dumps({"format": tag})
+    assert "9" not in follow(reader, f"<a>{digits}", structural_tag=asked)
+    assert "<" in follow(reader, f"<a>{digits}", structural_tag=asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "may_close"),
+    [
+        ('{"x_a": true, "x_a', False),
+        ('{"x_a": true, "x_b', True),
+        ('{"x_a": true, "x_ab', True),
+        ('{"x_ab": true, "x_a', True),
+        ('{"n": 1, "x_n', True),
+        ('{"x_a": true, "x_b": true, "x_a', False),
+        ('{"x_a": true,\n "x_a', False),
+    ],
+)
+def test_no_key_of_a_pattern_comes_twice(reader: Reader, text: str, may_close: bool) -> None:
+    texts = follow(reader, text, json=PATTERN)
+    assert any(each.startswith('"') for each in texts) is may_close
+    assert "b" in texts
+
+
+@pytest.mark.parametrize(
+    ("text", "may_close"),
+    [
+        ('{"a": {"a', True),
+        ('{"a": {"b": 1}, "a', False),
+        ('{"a": {"b": 1}, "b', True),
+        ('{"a": [{"a": 1}, {"a', True),
+        ('{"a": [{"a": 1, "a', False),
+        ('{"a": "a", "b', True),
+        ('{"b": "a", "a', True),
+        ('{"a\\"b": 1, "a\\"b', False),
+        ('{"": 1, "', False),
+    ],
+)
+def test_each_object_has_keys_of_its_own(reader: Reader, text: str, may_close: bool) -> None:
+    texts = follow(reader, text, json_object=True)
+    assert any(each.startswith('"') for each in texts) is may_close
+
+
+def test_a_key_is_not_begun_that_could_only_come_twice(reader: Reader) -> None:
+    schema = {"type": "object", "patternProperties": {"^k[ab]$": {"type": "boolean"}}}
+    asked = {"json": {**schema, "additionalProperties": False}}
+    assert follow(reader, '{"ka": true, "k', **asked) == {"b"}
+    # Nothing else may follow: better twice than never at an end.
+    assert follow(reader, '{"ka": true, "kb": true, "k', **asked) == {"a", "b"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_that_writes_at_random_writes_no_key_twice(reader: Reader, seed: int) -> None:
+    rng = random.Random(seed)
+
+    def choose(texts: dict[str, int]) -> str:
+        wanted = [text for text in ("a", "b", '"', '"', "true", ":", ",") if text in texts]
+        return rng.choice(wanted or [text for text in sorted(texts) if text and "}" not in text])
+
+    text = write(reader, choose, limit=250, json=FREE)
+    keys = re.findall(r'"([^"]*)":', text)
+    assert len(keys) > 12
+    assert len(set(keys)) == len(keys)
+
+
+def test_masks_behind_drafts_are_those_without(reader: Reader) -> None:
+    text = '{"x_a": true, "x_a'
+    at = text.index(", ")
+    for asked, first, then in (
+        ({"json": PATTERN}, text[:at], text[at:]),
+        ({"json": {"type": "integer"}}, "9" * 15, "9" * MAX_DIGITS),
+    ):
+        grammar = start(reader, **asked)
+        drafts = [token_id for char in then for token_id in reader.encode(char)]
+        assert all(grammar.accept_tokens("q", reader.encode(char)) for char in first)
+        rows = allowed(reader, grammar, drafts)
+        for row, draft in zip(rows, [*drafts, None], strict=True):
+            assert allowed(reader, grammar)[0] == row
+            if draft is None or not grammar.accept_tokens("q", [draft]):
+                break
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_free"),
+    [
+        ({}, True),
+        ({"type": "object"}, True),
+        ({"type": "array", "items": {"type": "object", "properties": {}}}, True),
+        ({"type": "array", "items": {"type": "integer"}}, False),
+        ({"properties": {"a": True}, "additionalProperties": False}, True),
+        ({"properties": {"a": {"type": "string"}}, "additionalProperties": False}, False),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "integer"}}}, False),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object"}}}, True),
+        ({"anyOf": [{"type": "null"}, {"additionalProperties": {"type": "null"}}]}, True),
+        (PATTERN, True),
+        ({"enum": [{"a": 1}]}, False),
+    ],
+    ids=str,
+)
+def test_schemas_whose_objects_have_keys_of_the_models_choosing(
+    schema: dict[str, Any], is_free: bool
+) -> None:
+    assert has_free_keys(schema) is is_free

@@ -1,0 +1,298 @@
+"""What JSON may not go on to although its grammar lets it: numbers without end, a key twice.
+
+A grammar lets a number have any number of digits, and an object with keys of the model's own
+choosing have one of them again and again. A model that begins so does not stop. Both are followed
+here, token by token, and taken out of masks:
+
+* behind ``MAX_DIGITS`` digits in a row no further one comes;
+* no key is written that its object has.
+
+Each unless nothing else may follow: what a schema asks for goes first.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from vllm.v1.structured_output.closed_objects import find_schemas
+from vllm.v1.structured_output.mask_bits import BITS, forbid_tokens, is_allowed
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# As many as the numbers of 64 bits have, and more than a float of 64 bits can tell apart.
+MAX_DIGITS = 20
+_DIGITS = "0123456789"
+_QUOTE = b'"'
+# What may go on a text, and no number.
+_OF_TEXTS = ("a", '"', "-")
+# A token that stands for one byte.
+_BYTE_TOKEN = re.compile(r"<0x(?:3[0-9]|22)>")
+# Keywords that say of a value without a type what it is.
+_SAYING = ("items", "prefixItems", "enum", "const", "$ref", "allOf", "anyOf", "oneOf")
+_IS_ALL, _MOST_COUNTED = 128, 127
+_WHOLE_KEY = re.compile(rb'[\s,]*"([^"\\]*)"')
+_STRUCTURE = re.compile(rb'["{}\[\],]')
+_TEXT_MARK = re.compile(rb'["\\]')
+
+
+def has_free_keys(schema: Mapping[str, Any]) -> bool:
+    """Whether objects of a schema may have keys that it does not name."""
+    return any(_has_own_free_keys(part) for part in find_schemas(schema))
+
+
+def _has_own_free_keys(schema: Mapping[str, Any]) -> bool:
+    if schema.get("patternProperties"):
+        return True
+    if schema.get("additionalProperties", True) is False:
+        return False
+    kind = schema.get("type")
+    if kind is not None:
+        return "object" in kind if isinstance(kind, list) else kind == "object"
+    # What says nothing lets any value be.
+    is_of_objects = "properties" in schema or "additionalProperties" in schema
+    return is_of_objects or not any(key in schema for key in _SAYING)
+
+
+class JsonTokens:
+    """A vocabulary, as far as numbers and keys go.
+
+    Args:
+        tokenizer: Of the library.
+        ids: The vocabulary's tokens by their text.
+        vocab_size: V of its logits.
+    """
+
+    def __init__(self, tokenizer: "LLTokenizer", ids: Mapping[str, int], vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        # By token: digits at its end, and whether it is nothing else.
+        self._tails = bytearray(vocab_size)
+        digits: list[int] = []
+        quoted: list[tuple[bytes, int]] = []
+        for text, token_id in ids.items():
+            if token_id >= vocab_size:
+                continue
+            if _BYTE_TOKEN.fullmatch(text):
+                text = tokenizer.decode_bytes([token_id]).decode("latin-1")
+            num_tail = len(text) - len(text.rstrip(_DIGITS))
+            if num_tail:
+                is_all = _IS_ALL if num_tail == len(text) else 0
+                self._tails[token_id] = min(num_tail, _MOST_COUNTED) | is_all
+            if text[:1] in _DIGITS and text:
+                digits.append(token_id)
+            if '"' in text and not tokenizer.is_special_token(token_id):
+                quoted.append((tokenizer.decode_bytes([token_id]), token_id))
+        self._quoted = sorted(quoted)
+        self._whole_keys: dict[bytes, list[int]] = {}
+        for content, token_id in quoted:
+            if (key := _WHOLE_KEY.match(content)) is not None:
+                self._whole_keys.setdefault(key[1], []).append(token_id)
+        self._of_texts = [ids[text] for text in _OF_TEXTS if text in ids]
+        others = np.full((1, -(-vocab_size // BITS)), -1, dtype=np.int32)
+        forbid_tokens(others, range(1), digits)
+        self._no_digits = others[0]
+
+    def count_digits(self, num_before: int, token_id: int) -> int:
+        """Return how many digits end a text behind another token."""
+        tail = self._tails[token_id]
+        return num_before + (tail & _MOST_COUNTED) if tail & _IS_ALL else tail
+
+    def bar_digits(self, bits: np.ndarray, row: int) -> None:
+        """Let no digit follow a number, unless nothing else may.
+
+        Mutates: ``bits``, int32 ``[R, ceil(V / 32)]``.
+        """
+        if any(is_allowed(bits, row, token_id) for token_id in self._of_texts):
+            return
+        others = bits[row] & self._no_digits
+        if others.any():
+            bits[row] = others
+
+    def find_beginning(self, beginning: bytes) -> list[int]:
+        """Return the tokens that begin with some bytes, a quote among them."""
+        at = bisect_left(self._quoted, (beginning, -1))
+        found = []
+        while at < len(self._quoted) and self._quoted[at][0].startswith(beginning):
+            found.append(self._quoted[at][1])
+            at += 1
+        return found
+
+    def find_whole_keys(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the tokens that are a whole one of some keys."""
+        return [token_id for key in keys for token_id in self._whole_keys.get(key, ())]
+
+    def find_single(self, content: bytes) -> int | None:
+        """Return the token that some bytes are; None: they are several, or none."""
+        try:
+            token_ids = self._tokenizer.greedy_tokenize(content.decode()) if content else []
+        except UnicodeDecodeError:
+            return None
+        return token_ids[0] if len(token_ids) == 1 else None
+
+    def spell(self, token_ids: Sequence[int]) -> bytes:
+        """Return the bytes of tokens."""
+        return self._tokenizer.decode_bytes(list(token_ids))
+
+
+class UsedKeys:
+    """Follows JSON as it is written: the keys that each open object has.
+
+    Owns: open objects and lists, and the text that is being written if it is a key.
+    """
+
+    def __init__(self) -> None:
+        # Of each open object its keys, as they were spelt; None: a list.
+        self._open: list[set[bytes] | None] = []
+        self._key: bytearray | None = None
+        self._is_in_text = self._is_escaped = self._expects_key = False
+
+    def copy(self) -> Self:
+        """Return another that stands where this one does."""
+        made = type(self)()
+        made._open = [None if keys is None else set(keys) for keys in self._open]
+        made._key = None if self._key is None else bytearray(self._key)
+        made._is_in_text, made._is_escaped = self._is_in_text, self._is_escaped
+        made._expects_key = self._expects_key
+        return made
+
+    @property
+    def used(self) -> set[bytes]:
+        """The keys of the object that is written now."""
+        return (self._open[-1] if self._open else None) or set()
+
+    @property
+    def key(self) -> bytes | None:
+        """What of a key was written; None: no key is being written."""
+        return None if self._key is None else bytes(self._key)
+
+    @property
+    def is_in_text(self) -> bool:
+        """Whether a text is being written, a key or not."""
+        return self._is_in_text
+
+    def feed(self, content: bytes) -> None:
+        """Take in what was written next."""
+        at = 0
+        while at < len(content):
+            if self._is_in_text:
+                at = self._feed_text(content, at)
+            else:
+                at = self._feed_structure(content, at)
+
+    def _feed_structure(self, content: bytes, at: int) -> int:
+        mark = _STRUCTURE.search(content, at)
+        if mark is None:
+            return len(content)
+        if mark[0] == _QUOTE:
+            self._is_in_text = True
+            self._key = bytearray() if self._expects_key else None
+            self._expects_key = False
+        elif mark[0] in b"{[":
+            self._expects_key = mark[0] == b"{"
+            self._open.append(set() if self._expects_key else None)
+        elif mark[0] == b",":
+            self._expects_key = bool(self._open) and self._open[-1] is not None
+        else:
+            self._expects_key = False
+            if self._open:
+                self._open.pop()
+        return mark.end()
+
+    def _feed_text(self, content: bytes, at: int) -> int:
+        if self._is_escaped:
+            self._is_escaped = False
+            return self._take(content, at, at + 1)
+        mark = _TEXT_MARK.search(content, at)
+        if mark is None:
+            return self._take(content, at, len(content))
+        if mark[0] == _QUOTE:
+            self._take(content, at, mark.start())
+            if self._key is not None and self._open and (keys := self._open[-1]) is not None:
+                keys.add(bytes(self._key))
+            self._key, self._is_in_text = None, False
+        else:
+            self._take(content, at, mark.end())
+            self._is_escaped = True
+        return mark.end()
+
+    def _take(self, content: bytes, begin: int, end: int) -> int:
+        if self._key is not None:
+            self._key += content[begin:end]
+        return end
+
+
+class JsonRules:
+    """What one answer may not go on to.
+
+    Owns: how many digits it ends with, and its keys.
+
+    Args:
+        tokens: The vocabulary's.
+        keys: Of the answer so far, where an object may have keys that its schema does not name;
+            None: none may.
+    """
+
+    def __init__(self, tokens: JsonTokens, keys: UsedKeys | None) -> None:
+        self._tokens, self._keys = tokens, keys
+        self._num_digits = 0
+
+    def copy(self) -> Self:
+        """Return another that stands where this one does."""
+        made = type(self)(self._tokens, None if self._keys is None else self._keys.copy())
+        made._num_digits = self._num_digits
+        return made
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        """Take in what was written next."""
+        for token_id in token_ids:
+            self._num_digits = self._tokens.count_digits(self._num_digits, token_id)
+        if self._keys is not None:
+            self._keys.feed(self._tokens.spell(token_ids))
+
+    def restrict(self, bits: np.ndarray, row: int, matcher: "LLMatcher") -> None:
+        """Take out of a mask what may not follow, unless nothing else may.
+
+        Args:
+            bits: int32 ``[R, ceil(V / 32)]``.
+            row: The mask's.
+            matcher: Made it.
+
+        Mutates: ``bits``.
+        """
+        if self._num_digits >= MAX_DIGITS:
+            self._tokens.bar_digits(bits, row)
+        if self._keys is None or not self._keys.used:
+            return
+        barred = self._find_barred(self._keys, bits, row, matcher)
+        if barred:
+            before = bits[row].copy()
+            forbid_tokens(bits, range(row, row + 1), barred)
+            if not bits[row].any():
+                bits[row] = before
+
+    def _find_barred(
+        self, keys: UsedKeys, bits: np.ndarray, row: int, matcher: "LLMatcher"
+    ) -> list[int]:
+        """Tokens that would write a key again."""
+        key = keys.key
+        if key is None:
+            return [] if keys.is_in_text else self._tokens.find_whole_keys(keys.used)
+        barred = []
+        for used in keys.used:
+            if not used.startswith(key):
+                continue
+            rest = used[len(key) :]
+            barred += self._tokens.find_beginning(rest + _QUOTE)
+            last = self._tokens.find_single(rest)
+            if last is not None and is_allowed(bits, row, last) and _must_close(matcher, last):
+                barred.append(last)
+        return barred
+
+
+def _must_close(matcher: "LLMatcher", token_id: int) -> bool:
+    """Whether nothing but a quote follows a token."""
+    ahead = matcher.deep_copy()
+    return bool(ahead.consume_token(token_id)) and ahead.compute_ff_bytes().startswith(_QUOTE)
