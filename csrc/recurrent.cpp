@@ -5,6 +5,9 @@
 //   blocks of a state   | heads 0..5 of layer 0 | 6..11 | ... | last heads | columns 0..c | ... |
 //   a head              a matrix [K, V], whole in one block
 //   columns             the last W - 1 inputs of the convolutions, by channel: [W - 1, channels]
+//
+// A layer without heads is a gated convolution alone: of the projection b, c and x, each [C], it gives
+// c * conv(b * x), without an activation (decoder/short_convolution.py).
 #include "recurrent.h"
 
 #include <algorithm>
@@ -185,7 +188,7 @@ class StateScan {
     for (int64_t h = 0; h < key_heads; ++h) scale_to_unit(out + h * d, d, 1.0f, out + h * d);
   }
 
-  // silu of channels c .. end - 1 of the rows, weighed, the oldest first.
+  // Channels c .. end - 1 of the rows, weighed, the oldest first; with heads, silu of it.
   void convolve(const float* const* rows, int64_t c, int64_t end, float* out) const {
     for (int64_t k = c; k < end; k += kLanes) {
       const int lanes = static_cast<int>(std::min<int64_t>(kLanes, end - k));
@@ -195,7 +198,7 @@ class StateScan {
         weights += l_.num_channels;
         total = fused(load_some(rows[j] + k - c, lanes), load_some(weights, lanes), total);
       }
-      store_some(out + k, exact_silu(total), lanes);
+      store_some(out + k, l_.num_heads == 0 ? total : exact_silu(total), lanes);
     }
   }
 
@@ -390,9 +393,42 @@ inline RecurrentParts project_by_head(ThreadPool& pool, Workspace& space, const 
   return {{rows, width, gates, 2 * heads, gates + heads, 2 * heads}, rows + l.num_channels, width};
 }
 
+// A row's product of its parts: out may be one of them.
+inline void multiply_parts(const float* one, const float* other, int64_t width, float* out) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int lanes = static_cast<int>(std::min<int64_t>(kLanes, width - i));
+    store_some(out + i, mul(load_some(one + i, lanes), load_some(other + i, lanes)), lanes);
+  }
+}
+
+inline float* run_convolution(ThreadPool& pool, Workspace& space, const vn_recurrence& l,
+                              const vn_step& step, const std::vector<StateRun>& runs,
+                              const float* x, int64_t t, KeptRows kept) {
+  const int64_t channels = l.num_channels, width = l.in_proj.rows;
+  float* product = space.queries.take(t * width);
+  multiply(pool, x, t, l.in_proj, product);
+  for_rows(pool, t, channels, [&](int64_t row) {
+    float* own = product + row * width;
+    multiply_parts(own, own + 2 * channels, channels, own);
+  });
+  // Nothing else is done to a state.
+  const StateInputs inputs = {product, width, product, width, product, width};
+  keep_drafts(step, l, inputs);
+  float* mixed = space.key_values.take(t * channels);
+  StateScan(pool, l, runs, inputs).run(mixed, nullptr);
+  float* gated = space.hidden.take(kept.count * channels);
+  for_rows(pool, kept.count, channels, [&](int64_t i) {
+    const int64_t row = kept.rows == nullptr ? i : kept.rows[i];
+    multiply_parts(product + row * width + channels, mixed + row * channels, channels,
+                   gated + i * channels);
+  });
+  return gated;
+}
+
 float* run_recurrence(ThreadPool& pool, Workspace& space, const vn_recurrence& l,
                       const vn_step& step, const std::vector<StateRun>& runs, const float* x,
                       int64_t t, float eps, KeptRows kept) {
+  if (l.num_heads == 0) return run_convolution(pool, space, l, step, runs, x, t, kept);
   const int64_t heads = l.num_heads, inner = heads * l.value_dim;
   float* product = space.queries.take(t * l.in_proj.rows);
   multiply(pool, x, t, l.in_proj, product);

@@ -16,8 +16,11 @@ from vllm.model_executor.models.decoder.clamped_experts import (
     PackedStack,
     Stack,
 )
-from vllm.model_executor.models.decoder.config import ExpertsPlan, LayerPlan, MlpPlan
-from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet
+from vllm.model_executor.models.decoder.config import (
+    ExpertsPlan,
+    LayerPlan,
+    MlpPlan,
+)
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import (
     ExpertBank,
@@ -41,6 +44,8 @@ from vllm.model_executor.models.decoder.model import (
     DecoderDrafter,
     DecoderForCausalLM,
 )
+from vllm.model_executor.models.decoder.recurrence import RecurrentNet
+from vllm.model_executor.models.decoder.short_convolution import ShortConvolution
 from vllm.model_executor.models.decoder.step import find_frequencies
 from vllm.native import structs
 from vllm.native.library import NativeContext
@@ -174,7 +179,7 @@ class NativeDecoder:
         plans = self._model.config.recurrences
         if not plans or not num_drafts:
             return None
-        width = plans[0].num_channels + plans[0].num_decays + plans[0].num_value_heads
+        width = plans[0].num_channels + plans[0].num_decays + plans[0].state_heads[0]
         return torch.empty(len(plans), num_drafts, width, dtype=torch.float32)
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
@@ -278,7 +283,7 @@ class NativeDecoder:
             scalar=1.0 if block.scalar is None else float(block.scalar),
             sees_pictures=self._model.config.sees_pictures_both_ways(plan),
         )
-        if isinstance(block.attention, DeltaRuleNet):
+        if isinstance(block.attention, RecurrentNet):
             layer.has_own_rows = True
             layer.recurrence = self._bind_recurrence(index, block.attention)
         else:
@@ -325,42 +330,45 @@ class NativeDecoder:
                 self._axes.append(axes)
                 layer.axis_of_pair = addressof(axes)
 
-    def _bind_recurrence(self, index: int, module: DeltaRuleNet) -> Any:
-        bind, plan = self._binder, module.plan
+    def _bind_recurrence(self, index: int, module: RecurrentNet) -> Any:
+        bind = self._binder
         states = bind.cache(STATES)
         state = self._layout.groups[states.group].state
         assert state is not None, "the group keeps states"
         before = self._model.config.layers[:index]
-        assert isinstance(module, GatedDeltaNet | ChannelDecayNet)
+        assert isinstance(module, GatedDeltaNet | ChannelDecayNet | ShortConvolution)
         bound = structs.Recurrence(
             in_proj=bind.linear(module.in_proj),
             output=bind.linear(module.output),
             conv=bind.vector(module.conv.squeeze(1).T),
-            decay_rates=bind.vector(module.a_log.exp()),
-            dt_bias=bind.vector(module.dt_bias),
-            norm=bind.vector(module.norm),
             states=states,
             number=sum(layer.recurrence is not None for layer in before),
-            num_channels=plan.num_channels,
-            num_key_heads=plan.num_key_heads,
-            num_heads=plan.num_value_heads,
-            key_dim=plan.key_dim,
-            value_dim=plan.value_dim,
-            conv_width=plan.conv_width,
-            is_interleaved=plan.is_interleaved,
-            has_sigmoid_gate=plan.gate_activation == "sigmoid",
+            num_channels=module.plan.num_channels,
+            conv_width=module.plan.conv_width,
             heads_per_block=state.heads_per_block,
             channels_per_block=state.channels_per_block,
             num_head_pieces=state.num_head_blocks,
             num_pieces=state.num_blocks,
-            has_channel_decays=plan.has_channel_decays,
-            decay_bound=plan.decay_bound,
         )
+        if not isinstance(module, ShortConvolution):
+            self._bind_delta_rule(bound, module)
+        self._parts.append(bound)
+        return pointer(bound)
+
+    def _bind_delta_rule(
+        self, bound: structs.Recurrence, module: GatedDeltaNet | ChannelDecayNet
+    ) -> None:
+        bind, plan = self._binder, module.plan
+        bound.decay_rates = bind.vector(module.a_log.exp())
+        bound.dt_bias, bound.norm = bind.vector(module.dt_bias), bind.vector(module.norm)
+        bound.num_key_heads, bound.num_heads = plan.num_key_heads, plan.num_value_heads
+        bound.key_dim, bound.value_dim = plan.key_dim, plan.value_dim
+        bound.is_interleaved = plan.is_interleaved
+        bound.has_sigmoid_gate = plan.gate_activation == "sigmoid"
+        bound.has_channel_decays, bound.decay_bound = plan.has_channel_decays, plan.decay_bound
         if isinstance(module, ChannelDecayNet):
             # A rate for each head, as of the others.
             bound.decays, bound.gates = bind.linear(module.decays), bind.linear(module.gates)
-        self._parts.append(bound)
-        return pointer(bound)
 
     def _bind_beside(self, module: ExpertsBeside) -> Any:
         bound = structs.ExpertsBeside(

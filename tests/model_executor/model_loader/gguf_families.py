@@ -29,9 +29,16 @@ def write_keys(
     writer.add_block_count(raw["num_hidden_layers"])
     writer.add_feed_forward_length(raw["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(raw.get("rms_norm_eps") or raw["norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
-    if arch != "deepseek2":
+    if arch.startswith("lfm2"):
+        heads = raw["num_key_value_heads"]
+        writer.add_head_count_kv([heads * (kind != "conv") for kind in raw["layer_types"]])
+        writer.add_shortconv_l_cache(raw["conv_L_cache"])
+        if arch == "lfm2moe":
+            writer.add_leading_dense_block_count(raw["num_dense_layers"])
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    elif arch != "deepseek2":
         writer.add_head_count_kv(raw["num_key_value_heads"])
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -325,7 +332,7 @@ def write_family(
             add(f"{block}.ffn_up_exps.weight", up)
         elif name.endswith("experts.down_proj"):
             add(f"{block}.ffn_down_exps.weight", value)
-        elif name.endswith("e_score_correction_bias"):
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
             add(f"{block}.exp_probs_b.bias", value)
         elif name.endswith("kv_b_proj.weight") and not has_whole_heads:
             by_head = value.reshape(raw["num_attention_heads"], -1, value.shape[1])
@@ -337,6 +344,8 @@ def write_family(
                 value = pair_rows(value, raw["head_dim"])
             if name.endswith("shared_expert_gate.weight"):
                 value = value[0]
+            if name.endswith(".conv.conv.weight"):
+                value = value[:, 0]
             found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
             add(found, value)

@@ -31,6 +31,7 @@ from vllm.model_executor.model_loader.gguf_config import read_gguf_config
 from vllm.model_executor.model_loader.gguf_weights import GgufWeights
 from vllm.model_executor.model_loader.loader import load_model_weights, read_stored_tensors
 from vllm.model_executor.model_loader.mapped_file import MappedFile
+from vllm.model_executor.models.decoder.config import DecoderConfig
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
 from vllm.native.packing import find_block_packer
@@ -232,27 +233,81 @@ def test_tables_of_integers_are_read(tmp_path: Path) -> None:
         assert torch.equal(mapped.read(stored), torch.from_numpy(table))
 
 
-def test_rotary_divisors_are_read_from_their_tensor(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    raw = make_raw("llama")
-    writer = gguf.GGUFWriter(path, "llama")
+def read_llama(
+    path: Path, keys: dict[str, Any], tensors: dict[str, np.ndarray], arch: str = "llama"
+) -> DecoderConfig:
+    """Returns the config of a file of keys, and of tensors that say something of it."""
+    writer = gguf.GGUFWriter(path, arch)
     writer.add_token_list(["a"])
-    for name, value in (("context_length", 64), ("embedding_length", 256), ("block_count", 1)):
-        writer.add_uint32(f"llama.{name}", value)
-    writer.add_feed_forward_length(256)
-    writer.add_head_count(raw["num_attention_heads"])
+    own = {"context_length": 64, "embedding_length": 256, "block_count": 2}
+    own |= {"feed_forward_length": 256, "attention.head_count": 4, **keys}
+    for name, value in own.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add.get(type(value), writer.add_array)(f"{arch}.{name}", value)
     writer.add_layer_norm_rms_eps(1e-5)
-    factors = np.linspace(1, 8, 32, dtype=np.float32)
-    writer.add_tensor("rope_freqs.weight", factors)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    config = resolve_model(["LlamaForCausalLM"]).parse_config(read_gguf_config(path))
+    raw = read_gguf_config(path)
+    config: DecoderConfig = resolve_model(raw["architectures"]).parse_config(raw)
+    return config
+
+
+FACTORS = np.linspace(1, 8, 32, dtype=np.float32)
+
+
+def test_rotary_divisors_are_read_from_their_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    config = read_llama(path, {}, {"rope_freqs.weight": FACTORS})
     rope = config.layers[0].rope
     assert rope.kind == "divided"
-    assert rope.divisors == tuple(factors.tolist())
+    assert rope.divisors == tuple(FACTORS.tolist())
     assert config.norm.eps == 1e-5, "an fp32 key is read as the number it was written as"
+    both = {f"rope_factors_{name}.weight": FACTORS * i for i, name in ((2, "long"), (1, "short"))}
+    keys = {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+    rope = read_llama(path, keys, both, "qwen2").layers[0].rope
+    assert (rope.kind, rope.magnitude) == ("divided", 1.25)
+    assert rope.divisors == tuple((2 * FACTORS).tolist())
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind", "factor", "length"),
+    [
+        ({}, "default", 1, 0),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 4.0}, "default", 1, 0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, "linear", 4, 0),
+        ({"rope.scale_linear": 4.0}, "linear", 4, 0),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "yarn", 4, 64),
+        # One number of each layer, all alike, is one number.
+        ({"feed_forward_length": [256, 256], "attention.head_count_kv": [2, 2]}, "default", 1, 0),
+    ],
+)
+def test_rotary_kinds_and_old_keys(
+    keys: dict[str, Any], kind: str, factor: float, length: int, tmp_path: Path
+) -> None:
+    rope = read_llama(tmp_path / "model.gguf", keys, {}).layers[0].rope
+    assert (rope.kind, rope.factor, rope.original_length) == (kind, factor, length)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope.scaling.type": "longrope"}, "'longrope'; allowed: none, linear, yarn"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.attn_factor": 1.5}, "attn_factor is 1.5"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.yarn_ext_factor": 0.5}, "ext_factor is 0.5"),
+        ({"attention.head_count": [4, 8]}, r"head_count is \[4, 8\]; allowed: an integer"),
+        ({"feed_forward_length": [0, 0]}, "feed_forward_length is 0; allowed: an integer"),
+        ({"expert_count": 8}, "expert_count is 8; allowed: none, as in Llama"),
+    ],
+)
+def test_keys_that_would_answer_wrongly_are_named(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_llama(tmp_path / "model.gguf", keys, {})
 
 
 _NEXTN = {

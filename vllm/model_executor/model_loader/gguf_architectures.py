@@ -283,6 +283,16 @@ _LATENT = {
     "attn_kv_b": "self_attn.kv_b_proj",
 }
 
+# The norm behind the last layer is called after the embedding.
+_LFM2_TOP = {**_TOP, "token_embd_norm": "model.norm"}
+_LFM2 = {
+    **_PLAIN,
+    **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
+}
+_LFM2_SHAPES = {".conv.conv.weight": (-1, 1, 0)}
+# Files give the width that there is, not what it is computed from.
+_LFM2_SAID = {"block_auto_adjust_ff_dim": False}
+
 _WIDTH = Take("intermediate_size", "feed_forward_length")
 _WINDOW = Take("sliding_window", "attention.sliding_window")
 _SOFT_CAP = Take("final_logit_softcapping", "final_logit_softcapping", "number", is_optional=True)
@@ -503,6 +513,33 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             },
             {"_conv1d.weight": (-1, 1, 0), ".A_log": (1, 1, -1, 1)},
             experts=("block_sparse_moe.experts", "w1", "w3", "w2"),
+        ),
+        "lfm2": Architecture(
+            "Lfm2ForCausalLM",
+            "lfm2",
+            readers.read_lfm2,
+            (_WIDTH,),
+            _LFM2_SAID,
+            _LFM2,
+            shapes=_LFM2_SHAPES,
+            top=_LFM2_TOP,
+        ),
+        "lfm2moe": Architecture(
+            "Lfm2MoeForCausalLM",
+            "lfm2_moe",
+            readers.read_lfm2_moe,
+            (
+                _WIDTH,
+                *_EXPERTS,
+                Take("num_dense_layers", "leading_dense_block_count", "count"),
+                Take("norm_topk_prob", "expert_weights_norm", "boolean", True),
+                Take("routed_scaling_factor", "expert_weights_scale", "number", 1.0),
+            ),
+            _LFM2_SAID,
+            _LFM2,
+            _SCORE_VECTORS,
+            _LFM2_SHAPES,
+            top=_LFM2_TOP,
         ),
         "glm5-next": Architecture(
             "Glm5NextForConditionalGeneration",

@@ -22,8 +22,10 @@ class Keys:
         return f"{self._prefix}.{name}" in self.file.keys
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return a number of at least 1."""
+        """Return a number of at least 1; a file may say it of each layer, if all are alike."""
         value = self._get(name, default)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]
         if type(value) is not int or value < 1:
             raise self.refuse(name, value, "an integer of at least 1")
         return value

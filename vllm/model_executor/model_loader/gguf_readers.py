@@ -20,6 +20,13 @@ _ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 # What a magnitude of YaRN is 1 + this * the logarithm of its factor, times a share.
 _LOG_MULTIPLIER, _YARN_STEP = "rope.scaling.yarn_log_multiplier", 0.1
 _ROPE_FACTORS = "rope_freqs.weight"
+_OLD_FACTOR = "rope.scale_linear"
+# Factors that no release is known to have: of the magnitude, and of the share that is stretched.
+_UNUSUAL = (
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_ext_factor",
+)
 # Gemma 4's divisor of a pair that is not turned is 1e30, in fp32.
 _NOT_TURNED = 0.99e30
 _LOCAL, _FULL = "sliding_attention", "full_attention"
@@ -45,10 +52,17 @@ def read_scaling(keys: Keys) -> dict[str, Any]:
     factors = keys.file.tensors.get(_ROPE_FACTORS)
     if factors is not None:
         return {"rope_scaling": {"rope_type": "divided", "divisors": _read_floats(factors)}}
-    kind = keys.text("rope.scaling.type", "none")
+    by_length = [keys.file.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short")]
+    if None not in by_length:
+        return {"rope_scaling": _read_lengths(keys, *by_length)}
+    # Old files have one number instead.
+    is_old = keys.has(_OLD_FACTOR) and not keys.has("rope.scaling.type")
+    kind = keys.text("rope.scaling.type", "linear" if is_old else "none")
     if kind == "none":
         return {}
-    factor = keys.number("rope.scaling.factor", 1.0)
+    factor = keys.number(_OLD_FACTOR if is_old else "rope.scaling.factor", 1.0)
+    for name in _UNUSUAL:
+        keys.require(name, 1.0, 1.0)
     if kind == "linear":
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
@@ -58,10 +72,25 @@ def read_scaling(keys: Keys) -> dict[str, Any]:
                 "factor": factor,
                 "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
                 "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
-                "original_max_position_embeddings": keys.integer(_ORIGINAL_LENGTH),
+                "original_max_position_embeddings": keys.integer(
+                    _ORIGINAL_LENGTH, keys.integer("context_length")
+                ),
             }
         }
     raise keys.refuse("rope.scaling.type", kind, "none, linear, yarn")
+
+
+def _read_lengths(keys: Keys, long: Any, short: Any) -> dict[str, Any]:
+    """Returns divisors of contexts past the length that was trained first, and of others."""
+    scaling = {
+        "rope_type": "longrope",
+        "long_factor": _read_floats(long),
+        "short_factor": _read_floats(short),
+        "original_max_position_embeddings": keys.integer(_ORIGINAL_LENGTH),
+    }
+    if keys.has("rope.scaling.attn_factor"):
+        scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
+    return scaling
 
 
 def _read_floats(tensor: Any) -> list[float]:
@@ -505,19 +534,36 @@ def read_glm5_next(keys: Keys) -> dict[str, Any]:
     }
 
 
+def read_lfm2(keys: Keys) -> dict[str, Any]:
+    """Return what LFM2's files say besides the table: layers without key heads are convolutions."""
+    count = keys.integer("block_count")
+    key_heads = keys.counts("attention.head_count_kv", count)
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    numbers = set(key_heads) - {0}
+    if len(numbers) != 1:
+        allowed = "0 for convolutions, and one number for all layers of attention"
+        raise keys.refuse("attention.head_count_kv", key_heads, allowed)
+    return {
+        "num_key_value_heads": numbers.pop(),
+        "head_dim": keys.integer("attention.key_length", hidden // heads),
+        "layer_types": [_FULL if own else "conv" for own in key_heads],
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "conv_L_cache": keys.integer("shortconv.l_cache"),
+        "rope_theta": keys.number("rope.freq_base", 1_000_000.0),
+        **read_scaling(keys),
+    }
+
+
+def read_lfm2_moe(keys: Keys) -> dict[str, Any]:
+    """Return the same of those with experts."""
+    keys.require("expert_gating_func", _SIGMOID, _SIGMOID)
+    return read_lfm2(keys)
+
+
 def read_phi3(keys: Keys) -> dict[str, Any]:
     """Return what files of Phi 3 and 4 say besides the table."""
     config = _read_partly_turned(keys)
-    window = keys.count("attention.sliding_window")
-    factors = [keys.file.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short")]
-    if None not in factors:
-        long, short = (_read_floats(tensor) for tensor in factors)
-        rope = config["rope_parameters"]
-        rope |= {"rope_type": "longrope", "long_factor": long, "short_factor": short}
-        rope["original_max_position_embeddings"] = keys.integer(_ORIGINAL_LENGTH)
-        if keys.has("rope.scaling.attn_factor"):
-            rope["attention_factor"] = keys.number("rope.scaling.attn_factor")
-    return {**config, "sliding_window": window or None}
+    return {**config, "sliding_window": keys.count("attention.sliding_window") or None}
 
 
 def find_head_rows(keys: Keys, num_rows: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ class StateShape:
 
     Attributes:
         num_layers: Recurrent layers.
-        num_heads: Of each.
+        num_heads: Of each; 0: a state is its columns alone.
         key_dim, value_dim: A head's state is a matrix of so many rows and columns.
         num_channels: Inputs of a layer's short convolutions.
         num_columns: Earlier inputs that a convolution reads of each channel.
@@ -63,7 +63,7 @@ class StateLayout:
     @property
     def heads_per_block(self) -> int:
         """Heads in each of the first blocks, counted through all layers."""
-        return self.page_values // self.shape.head_values
+        return self.page_values // max(1, self.shape.head_values)
 
     @property
     def channels_per_block(self) -> int:

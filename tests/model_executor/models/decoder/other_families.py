@@ -50,7 +50,39 @@ def _phi3(**own: Any) -> dict[str, Any]:
     return {**raw, "hidden_size": 64}
 
 
+def _lfm2(architecture: str, model_type: str, kinds: str, **own: Any) -> dict[str, Any]:
+    """Returns a config whose layers are convolutions (c) and attention (a)."""
+    raw = _make(
+        architecture,
+        model_type,
+        hidden_size=64,
+        num_hidden_layers=len(kinds),
+        layer_types=["conv" if kind == "c" else "full_attention" for kind in kinds],
+        norm_eps=1e-5,
+        conv_L_cache=3,
+        conv_bias=False,
+        block_auto_adjust_ff_dim=False,
+        rope_theta=1e6,
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **own},
+    )
+    del raw["head_dim"], raw["rms_norm_eps"]
+    return raw
+
+
 OTHER_FAMILIES: dict[str, dict[str, Any]] = {
+    "lfm2": _lfm2("Lfm2ForCausalLM", "lfm2", "cacac"),
+    "lfm2moe": _lfm2(
+        "Lfm2MoeForCausalLM",
+        "lfm2_moe",
+        "ccaca",
+        num_dense_layers=1,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        use_expert_bias=True,
+        routed_scaling_factor=1.0,
+    ),
     "qwen2moe": _make(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",

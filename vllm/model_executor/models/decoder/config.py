@@ -155,6 +155,65 @@ class GatedDeltaPlan:
         """Decays of a token: one a head, or one for each channel of it."""
         return self.num_value_heads * (self.key_dim if self.has_channel_decays else 1)
 
+    @property
+    def state_heads(self) -> tuple[int, int, int]:
+        """Heads of a state, and the rows and columns of one."""
+        return self.num_value_heads, self.key_dim, self.value_dim
+
+    def check(self) -> None:
+        """Refuse sizes that do not fit together.
+
+        Raises:
+            ConfigError: They do not.
+        """
+        if self.num_value_heads % self.num_key_heads:
+            raise ConfigError(
+                f"linear_num_key_heads is {self.num_key_heads}: it must divide "
+                f"linear_num_value_heads ({self.num_value_heads})"
+            )
+        if self.conv_width < 2:
+            raise ConfigError("linear_conv_kernel_dim is 1: it must be at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolutionPlan:
+    """A gated short convolution in the place of attention, whose state is its last inputs.
+
+    Attributes:
+        num_channels: Of the convolution, as many as the stream has.
+        conv_width: Inputs that it reads of each channel, its own included.
+    """
+
+    num_channels: int
+    conv_width: int
+
+    def for_ranks(self, size: int) -> "ShortConvolutionPlan":
+        """Returns itself: it is not shared out."""
+        del size
+        return self
+
+    @property
+    def state_heads(self) -> tuple[int, int, int]:
+        """There is no matrix beside the inputs."""
+        return 0, 0, 0
+
+    @property
+    def num_decays(self) -> int:
+        """Nothing decays."""
+        return 0
+
+    def check(self) -> None:
+        """Refuse a convolution that remembers nothing.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        if self.conv_width < 2:
+            raise ConfigError("conv_L_cache is 1: it must be at least 2")
+
+
+RecurrencePlan = GatedDeltaPlan | ShortConvolutionPlan
+
 
 @dataclass(frozen=True, slots=True)
 class MlpPlan:
@@ -258,7 +317,7 @@ class LayerPlan:
     attention: AttentionShape | None = None
     kv_owner: int | None = None
     experts: ExpertsPlan | None = None
-    recurrence: GatedDeltaPlan | None = None
+    recurrence: RecurrencePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +502,7 @@ class DecoderConfig:
         return block_size if has_checkpoints else None
 
     @property
-    def recurrences(self) -> tuple[GatedDeltaPlan, ...]:
+    def recurrences(self) -> tuple[RecurrencePlan, ...]:
         """The recurrent layers' plans, in order."""
         return tuple(layer.recurrence for layer in self.layers if layer.recurrence is not None)
 
@@ -466,14 +525,8 @@ class DecoderConfig:
                 _check_experts(plan)
             if layer.window == 1:
                 raise ConfigError("sliding_window is 1: it must be at least 2")
-            own = layer.recurrence
-            if own is not None and own.num_value_heads % own.num_key_heads:
-                raise ConfigError(
-                    f"linear_num_key_heads is {own.num_key_heads}: it must divide "
-                    f"linear_num_value_heads ({own.num_value_heads})"
-                )
-            if own is not None and own.conv_width < 2:
-                raise ConfigError("linear_conv_kernel_dim is 1: it must be at least 2")
+            if layer.recurrence is not None:
+                layer.recurrence.check()
         if len(set(self.recurrences)) > 1:
             raise ConfigError("recurrent layers of different shapes are not supported")
         return self

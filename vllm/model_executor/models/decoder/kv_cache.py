@@ -159,11 +159,12 @@ def _pool_specs(
 def state_shape(config: DecoderConfig) -> StateShape:
     """Returns what a request's recurrent states are made of."""
     plan = config.recurrences[0]
+    num_heads, key_dim, value_dim = plan.state_heads
     return StateShape(
         num_layers=len(config.recurrences),
-        num_heads=plan.num_value_heads,
-        key_dim=plan.key_dim,
-        value_dim=plan.value_dim,
+        num_heads=num_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
         num_channels=plan.num_channels,
         num_columns=plan.conv_width - 1,
     )

@@ -23,10 +23,11 @@ from vllm.model_executor.models.decoder.config import (
     DecoderConfig,
     ExpertsPlan,
     FeedForwardPlan,
+    GatedDeltaPlan,
     HyperPlan,
     LayerPlan,
+    ShortConvolutionPlan,
 )
-from vllm.model_executor.models.decoder.delta_rule import DeltaRuleNet
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import build_feed_forward
 from vllm.model_executor.models.decoder.gated_delta import SPLIT_TENSORS, GatedDeltaNet
@@ -34,6 +35,8 @@ from vllm.model_executor.models.decoder.indexed_attention import IndexedAttentio
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
 from vllm.model_executor.models.decoder.layer_inputs import LayerInputBlock, LayerInputs
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
+from vllm.model_executor.models.decoder.recurrence import RecurrentNet
+from vllm.model_executor.models.decoder.short_convolution import ShortConvolution
 from vllm.model_executor.models.decoder.step import ModelParts, Step, StepFactory
 from vllm.v1.attention.ops.stored import RowSource
 from vllm.v1.attention.step_pictures import StepPictures
@@ -47,11 +50,13 @@ _STACKED_EXPERTS = re.compile(r"(.+\.(?:mlp\.)?experts\.)(gate_up_proj|down_proj
 _DERIVED = ".rotary_emb.inv_freq"
 
 
-def build_mixer(index: int, plan: LayerPlan, parts: ModelParts) -> PagedAttention | DeltaRuleNet:
+def build_mixer(index: int, plan: LayerPlan, parts: ModelParts) -> PagedAttention | RecurrentNet:
     """Returns what mixes a layer's tokens, its tensors named within ``parts``' prefix."""
-    if plan.recurrence is not None:
-        net = ChannelDecayNet if plan.recurrence.has_channel_decays else GatedDeltaNet
-        return net(index, plan.recurrence, parts)
+    own = plan.recurrence
+    if isinstance(own, ShortConvolutionPlan):
+        return ShortConvolution(index, own, parts)
+    if own is not None:
+        return (ChannelDecayNet if own.has_channel_decays else GatedDeltaNet)(index, own, parts)
     latent = parts.config.shape_of(plan).latent
     if latent is None:
         return DecoderAttention(index, plan, parts)
@@ -61,6 +66,8 @@ def build_mixer(index: int, plan: LayerPlan, parts: ModelParts) -> PagedAttentio
 def find_mixer_name(plan: LayerPlan) -> str:
     """Returns what the releases call the part that mixes a layer's tokens."""
     own = plan.recurrence
+    if isinstance(own, ShortConvolutionPlan):
+        return "conv"
     return "self_attn" if own is None or own.has_channel_decays else "linear_attn"
 
 
@@ -369,7 +376,7 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         """
         for layer in self.layers:
             assert isinstance(layer, DecoderBlock)
-            if isinstance(layer.attention, DeltaRuleNet):
+            if isinstance(layer.attention, RecurrentNet):
                 layer.attention.settle_drafts(settled, kv_caches)
 
     def compute_logits(self, streams: torch.Tensor) -> torch.Tensor:
@@ -497,13 +504,13 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         None: the tensor is no such, or there is one rank.
         """
         match = _CHANNELS.fullmatch(name)
-        plans = self.config.recurrences
-        if match is None or self._group.size == 1 or not plans or plans[0].has_channel_decays:
+        plan = next(iter(self.config.recurrences), None)
+        if match is None or self._group.size == 1 or not isinstance(plan, GatedDeltaPlan):
             return None
-        if plans[0].is_interleaved and match[2] != "conv1d":
+        if plan.has_channel_decays or (plan.is_interleaved and match[2] != "conv1d"):
             return None
-        keys = plans[0].num_key_heads * plans[0].key_dim
-        bounds = (0, keys, 2 * keys, plans[0].num_channels)
+        keys = plan.num_key_heads * plan.key_dim
+        bounds = (0, keys, 2 * keys, plan.num_channels)
         return tuple(
             TensorPart(f"{match[1]}{part}.weight", rows=rows)
             for part, rows in zip(SPLIT_TENSORS[match[2]], pairwise(bounds), strict=True)

@@ -24,6 +24,7 @@ from vllm.model_executor.models.decoder.config import (
     GatedDeltaPlan,
     LayerPlan,
     MlpPlan,
+    ShortConvolutionPlan,
 )
 
 _BY_ROW = re.compile(
@@ -99,6 +100,13 @@ def check_ranks(config: DecoderConfig, size: int, spreads_experts: bool) -> None
     """
     axes = {"vocab_size": config.vocab_size}
     for own in config.recurrences[:1]:
+        if isinstance(own, ShortConvolutionPlan):
+            if size > 1:
+                raise ConfigError(
+                    f"--tensor-parallel-size {size}: this model's short convolutions are not "
+                    "shared out to several workers: use 1."
+                )
+            continue
         axes["key heads of a recurrent layer"] = own.num_key_heads
     for layer in config.layers:
         shape = config.shape_of(layer)
@@ -145,7 +153,8 @@ def _find_layer(config: DecoderConfig, name: str) -> LayerPlan | None:
 
 def _find_recurrence(config: DecoderConfig, name: str) -> GatedDeltaPlan | None:
     layer = _find_layer(config, name)
-    return None if layer is None else layer.recurrence
+    plan = None if layer is None else layer.recurrence
+    return plan if isinstance(plan, GatedDeltaPlan) else None
 
 
 def _find_shape(config: DecoderConfig, name: str) -> AttentionShape:

@@ -20,7 +20,7 @@ class StatePages:
         flat = pages[:, 0]
         per_block, columns = layout.heads_per_block, layout.channels_per_block
         matrices = flat[:, : per_block * shape.head_values]
-        self._heads = matrices.view(-1, per_block, shape.key_dim, shape.value_dim)
+        self._heads = matrices.view(len(flat), per_block, shape.key_dim, shape.value_dim)
         rows = flat[:, : columns * shape.num_columns]
         self._columns = rows.view(-1, shape.num_columns, columns)
         device = pages.device

@@ -12,7 +12,14 @@ _L2_EPS = 1e-6
 
 
 def short_convolution(rows: torch.Tensor, left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Returns silu of a causal convolution of every channel by itself.
+    """Returns silu of a ``causal_convolution``."""
+    return silu(causal_convolution(rows, left, weight))
+
+
+def causal_convolution(
+    rows: torch.Tensor, left: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """Returns a causal convolution of every channel by itself.
 
     Args:
         rows: fp32 [T, C], of one request.
@@ -24,7 +31,7 @@ def short_convolution(rows: torch.Tensor, left: torch.Tensor, weight: torch.Tens
     mixed = joined[:num_rows] * weight[:, 0]
     for column in range(1, width):
         mixed.addcmul_(joined[column : column + num_rows], weight[:, column])
-    return silu(mixed)
+    return mixed
 
 
 def decay_logs(inputs: torch.Tensor, bias: torch.Tensor, a_log: torch.Tensor) -> torch.Tensor:

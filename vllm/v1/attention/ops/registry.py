@@ -56,6 +56,7 @@ REFERENCE_OPS: Mapping[str, Op] = MappingProxyType(
             decoder.run_experts,
             decoder.gated_mlp,
             recurrent.short_convolution,
+            recurrent.causal_convolution,
             recurrent.decay_logs,
             recurrent.bounded_decay_logs,
             recurrent.gated_delta_scan,
