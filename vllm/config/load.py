@@ -17,6 +17,12 @@ class LoadConfig:
         choices=LOAD_FORMATS,
         more="`dummy` makes random weights and reads no file.",
     )
+    weights_cache_dir: str | None = option(
+        None,
+        "Folder for the packed weights of a GGUF file, from which the next start takes them.",
+        group="model",
+        more="See [quantisation.md](quantisation.md#a-second-start).",
+    )
     use_tqdm: bool = True
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm import envs
 from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.shards import ShardFinder, find_whole
+from vllm.utils.gguf_file import is_gguf
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +135,7 @@ class Platform(ABC):
                 f"device {device!r} was asked for, but the active platform is "
                 f"{self.device_type!r}: use --device auto or --device {self.device_type}."
             )
+        self._check_weights_cache(config)
         changes: dict[str, Any] = {
             "device_config": dataclasses.replace(config.device_config, device=self.device_type)
         }
@@ -145,6 +147,19 @@ class Platform(ABC):
                 setattr(model_config, name, value)
             changes["model_config"] = model_config
         return dataclasses.replace(config, **changes)
+
+    def _check_weights_cache(self, config: VllmConfig) -> None:
+        """Refuse a folder for packed weights where nothing would be packed."""
+        folder, model = config.load_config.weights_cache_dir, config.model_config
+        if folder is None or model is None:
+            return
+        is_packed = self.reads_panels and config.load_config.load_format != "dummy"
+        if not is_packed or not is_gguf(model.path or model.model):
+            raise ConfigError(
+                f"weights_cache_dir={folder!r} keeps the packed weights of a GGUF file that is "
+                f"served by a processor, and {model.model} on {self.device_type} is none: leave it "
+                "out."
+            )
 
     # --- device and memory -------------------------------------------------------------------
 

@@ -52,7 +52,9 @@ _STACKS = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
 _MTP = {"enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "norm": "nextn.shared_head_norm"}
 
 
-def write_keys(writer: gguf.GGUFWriter, raw: dict[str, Any], blocks: int) -> None:
+def write_keys(
+    writer: gguf.GGUFWriter, raw: dict[str, Any], blocks: int, *, has_tokens: bool = True
+) -> None:
     """Writes what the file says of a config, with so many blocks that draft."""
     layers = raw["num_hidden_layers"]
     own = writer.arch
@@ -96,7 +98,8 @@ def write_keys(writer: gguf.GGUFWriter, raw: dict[str, Any], blocks: int) -> Non
     writer.add_float32(f"{own}.rope.scaling.factor", 16.0)
     if blocks:
         writer.add_uint32(f"{own}.nextn_predict_layers", blocks)
-    writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
+    if has_tokens:
+        writer.add_token_list([f"<{i}>" for i in range(raw["vocab_size"])])
 
 
 def find_name(name: str, num_layers: int) -> str:

@@ -1,5 +1,6 @@
 """DeepSeek-V4 from GGUF: a mix of types is its decoded twin, and a block that drafts comes too."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.model_executor.models.tiny_config import tiny_config
 from tests.model_executor.published import plain_model
 from vllm import LLM, SamplingParams
 from vllm.exceptions import ConfigError, UnsupportedModelError
+from vllm.model_executor.model_loader import loader
 from vllm.model_executor.model_loader.gguf_config import read_gguf_config
 from vllm.model_executor.model_loader.gguf_weights import GgufWeights, read_gguf_tensors
 from vllm.model_executor.model_loader.loader import load_model_weights
@@ -190,15 +192,18 @@ def test_keys_that_no_layer_could_have_are_named(
         read_gguf_config(path)
 
 
-def test_an_engine_hits_to_the_unit_and_drafts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_hits_to_the_unit_drafts_and_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     path, drafts = tmp_path / "v4.gguf", tmp_path / "mtp-v4.gguf"
     write_v4(WIDE, draw(WIDE), path, as_released)
-    prompt = random_tokens(150, 3)
-    told = []
-    for speculative in (None, {"method": "mtp", "model": str(drafts)}):
+    prompt, cache = random_tokens(150, 3), tmp_path / "cache"
+    told, copies, loaded = [], [], []
+    mtp = {"method": "mtp", "model": str(drafts)}
+    monkeypatch.setattr(logging.getLogger(loader.__name__), "handlers", [caplog.handler])
+    for speculative, folder in ((None, None), (None, cache), (mtp, cache), (mtp, cache)):
+        caplog.clear()
         with LLM(
             str(path),
             skip_tokenizer_init=True,
@@ -206,6 +211,7 @@ def test_an_engine_hits_to_the_unit_and_drafts(
             block_size=32,
             kv_cache_memory_bytes=1 << 25,
             speculative_config=speculative,
+            weights_cache_dir=folder,
         ) as llm:
             params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
             first, again = (
@@ -215,4 +221,12 @@ def test_an_engine_hits_to_the_unit_and_drafts(
         assert again.num_cached_tokens == 128
         assert again.outputs[0].token_ids == first.outputs[0].token_ids
         told.append(list(first.outputs[0].token_ids))
-    assert told[0] == told[1]
+        copies.append({own.name: own.stat().st_mtime_ns for own in cache.glob("*.panels")})
+        (line,) = {line for line in caplog.messages if line.startswith("Loaded ")}
+        loaded.append(float(line.split(" (")[1].split()[0]))
+    assert told == [told[0]] * 4
+    # The third start adds its block's file, and the last one needs neither of both anew.
+    assert [len(own) for own in copies] == [0, 1, 2, 2]
+    assert copies[1].items() < copies[2].items()
+    assert copies[3] == copies[2]
+    assert loaded[0] == loaded[1] > loaded[2] > loaded[3]

@@ -13,6 +13,7 @@ import torch
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.code_layouts import check_whole_scale
 from vllm.model_executor.layers.quantization.gguf_blocks import (
+    BLOCK_FORMS,
     BlockPacker,
     kept_bytes,
     read_blocks,
@@ -20,21 +21,28 @@ from vllm.model_executor.layers.quantization.gguf_blocks import (
 )
 from vllm.model_executor.layers.quantization.interface import ExpertsSpec, MatrixSpec, RowDecoder
 from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
-from vllm.model_executor.layers.quantization.panels import CodedRows, allocate
+from vllm.model_executor.layers.quantization.panels import CodedRows, PackedRows, allocate
 from vllm.model_executor.layers.quantization.storages import Storage
 from vllm.model_executor.layers.quantization.stored_matrix import StoredExperts
 from vllm.model_executor.model_loader.gguf_conversion import Conversion
 from vllm.model_executor.model_loader.gguf_names import Entry, decode_blocks, read_entries
 from vllm.model_executor.model_loader.matrix_storages import MatrixStorages
+from vllm.model_executor.model_loader.packed_copies import fingerprint
 from vllm.model_executor.model_loader.safetensors_header import StoredTensor
-from vllm.utils.gguf_file import BlockType, GgufTensor, read_gguf
+from vllm.utils.gguf_file import BlockType, GgufTensor, find_parts, read_gguf
 from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
 from vllm.v1.attention.ops.stored import Inputs
+from vllm.version import __version__
 
 # What NVFP4 matrices are multiplied by: a number, of stacked experts one each.
 _WHOLE_SCALE = ".scale"
 # The type of rows of blocks as they lie in a file.
 _BLOCKS = "U8"
+# Raised when other rows or columns are made of the same blocks: copies of packed matrices name it.
+_CONVERSION = 1
+# Blocks that show how a type is packed: rows of more than a panel.
+_SAMPLE_ROWS, _SAMPLE_BLOCKS = 65, 4
+_SCATTER, _SCATTER_SHIFT = 2_654_435_761, 13
 
 
 def read_gguf_tensors(path: str | Path, drafts: str | Path | None = None) -> list[StoredTensor]:
@@ -81,6 +89,7 @@ class GgufWeights(MatrixStorages):
         self._pack = pack
         self._inputs: Inputs = "bytes by group" if rounds_inputs else "whole"
         self._conversion = Conversion(read_gguf(path))
+        self._files = frozenset(find_parts(Path(path)))
         self._tensors = {entry[1].name: entry for entry in _read_both(path, drafts)}
 
     def describe_types(self) -> str:
@@ -96,6 +105,26 @@ class GgufWeights(MatrixStorages):
         kept = sum(kept_bytes(name, size) for name, size in sizes.items())
         parts = ", ".join(f"{name} {100 * size / total:.0f}%" for name, size in shares)
         return f"{parts}; {total / 1e9:.2f} GB in the file, {kept / 1e9:.2f} GB in memory"
+
+    def is_of_drafts(self, name: str) -> bool:
+        """Whether a matrix's values are those of the drafts' own file."""
+        found = self._tensors.get(f"{name}.weight")
+        return found is not None and found[0].file not in self._files
+
+    def fingerprint_packing(self) -> str:
+        """Return what differs where the file's types are packed otherwise, as panels are made.
+
+        Fixed blocks of each are packed for that.
+        """
+        names = {tensor.type.name for tensor, stored in self._tensors.values()}
+        packed = []
+        for name in sorted(names & set(BLOCK_FORMS)):
+            row_bytes = _SAMPLE_BLOCKS * BLOCK_FORMS[name].num_bytes
+            sample = torch.arange(_SAMPLE_ROWS * row_bytes) * _SCATTER >> _SCATTER_SHIFT
+            # Bytes below 64: no half of them is infinite.
+            blocks = (sample & 63).to(torch.uint8).view(_SAMPLE_ROWS, row_bytes)
+            packed.append((name, PackedRows(read_blocks(name, blocks, self._pack), name)))
+        return f"{_CONVERSION}.{__version__}.{fingerprint(packed)}"
 
     def _find_storage(self, spec: MatrixSpec) -> Storage | None:
         name, in_size, out_size = spec.name, spec.in_size, spec.out_size

@@ -88,6 +88,7 @@ def load_model_weights(
     use_tqdm: bool = True,
     stored: Sequence[StoredTensor] | None = None,
     find_shard: ShardFinder = find_whole,
+    filled: Sequence[Tensor] = (),
 ) -> LoadReport:
     """Fill every weight slot of ``model``.
 
@@ -100,6 +101,7 @@ def load_model_weights(
         use_tqdm: Whether a terminal gets a progress bar.
         stored: What ``read_stored_tensors`` returned for the path; None: it is asked here.
         find_shard: Tells which part of a tensor the model holds; only that part is read.
+        filled: Memory of slots that need no values from files.
 
     Raises:
         CheckpointError: A file or a tensor is missing, broken, unexpected or of the wrong shape.
@@ -130,7 +132,13 @@ def load_model_weights(
         find_shard=find_shard,
     )
     _log_plan(plan, may_have_mtp=bool(model.optional_weight_prefixes))
-    copies = [copy for copy in plan.copies if not slots[copy.part.name].is_meta]
+    done = {tensor.untyped_storage().data_ptr() for tensor in filled}
+    copies = [
+        copy
+        for copy in plan.copies
+        if not (slot := slots[copy.part.name]).is_meta
+        and slot.untyped_storage().data_ptr() not in done
+    ]
     for copy in plan.copies:
         if slots[copy.part.name].is_meta:
             _map(copy.stored, copy.part.name, model)

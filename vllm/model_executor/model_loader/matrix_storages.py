@@ -2,18 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.interface import ExpertsSpec, MatrixSpec, RowDecoder
+from vllm.model_executor.layers.quantization.packing_storage import PackingStorage
 from vllm.model_executor.layers.quantization.storages import PlainRows, Storage
 from vllm.model_executor.layers.quantization.stored_matrix import (
     StoredExpert,
     StoredExperts,
     StoredMatrix,
 )
+from vllm.model_executor.model_loader.packed_copies import PackedCopies
 from vllm.v1.attention.ops.registry import OpResolver, get_reference_op
 from vllm.v1.attention.ops.stored import Inputs
 
@@ -32,12 +34,14 @@ class MatrixStorages(ABC):
     Args:
         ops: Resolves the names of the ops that multiply by what it makes.
 
-    Owns: the storages it made, until loading has finished.
+    Owns: the storages it made, and where copies of them are, until loading has finished.
     """
 
     def __init__(self, ops: OpResolver = get_reference_op) -> None:
         self._ops = ops
         self._made: list[StoredMatrix | StoredExperts] = []
+        self._copies: PackedCopies | None = None
+        self._new: list[tuple[str, PackingStorage]] = []
 
     @abstractmethod
     def plain_dtype(self, names: Sequence[str]) -> torch.dtype | None:
@@ -91,6 +95,31 @@ class MatrixStorages(ABC):
         del name, width
         return None
 
+    def take_copies(
+        self, copies: PackedCopies, name_copy: Callable[[str], str]
+    ) -> list[torch.Tensor]:
+        """Take what was packed before, and keep there what was not once loading has finished.
+
+        Args:
+            copies: Where it is.
+            name_copy: Makes a matrix's name there of its published one.
+
+        Returns:
+            What files need not fill.
+        """
+        self._copies = copies
+        self._new = []
+        filled = []
+        for published, storage in [own for made in self._made for own in made.named_storages()]:
+            if not isinstance(storage, PackingStorage):
+                continue
+            name = name_copy(published)
+            if copies.has(name, storage.num_rows, storage.num_columns):
+                filled += storage.adopt(copies.read(name, storage.wanted_inputs))
+            else:
+                self._new.append((name, storage))
+        return filled
+
     def finish_loading(self) -> None:
         """See ``WeightQuantization``: packs matrix by matrix, and lets the files' layout go."""
         rounded: Counter[Inputs] = Counter()
@@ -98,6 +127,9 @@ class MatrixStorages(ABC):
             made.check()
             rounded.update(storage.inputs for storage in made.storages())
         self._made.clear()
+        if self._copies is not None and self._new:
+            self._copies.write([(name, storage.packed) for name, storage in self._new])
+        self._new, self._copies = [], None
         if rounded:
             logger.info("inputs of products with stored matrices: %s", _describe_inputs(rounded))
 

@@ -107,6 +107,7 @@ class EngineArgs:
     quantization: str | None = option_of(ModelConfig, "quantization")
     quantized_inputs: str = option_of(ModelConfig, "quantized_inputs")
     load_format: str = option_of(LoadConfig, "load_format")
+    weights_cache_dir: str | None = option_of(LoadConfig, "weights_cache_dir")
     revision: str | None = option(
         None, "Branch, tag or commit of a hub id. Default: main.", group="model"
     )
@@ -402,7 +403,14 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         # Programs have paths where the command line has texts.
-        for name in ("model", "tokenizer", "download_dir", "mmproj", "mm_encoder_cache_dir"):
+        for name in (
+            "model",
+            "tokenizer",
+            "download_dir",
+            "weights_cache_dir",
+            "mmproj",
+            "mm_encoder_cache_dir",
+        ):
             if isinstance(path := getattr(self, name), os.PathLike):
                 setattr(self, name, os.fspath(path))
 

@@ -53,6 +53,7 @@ from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
 from vllm.v1.worker.picture_store import PictureStore, make_folder
 from vllm.v1.worker.pictures import PictureRows
+from vllm.v1.worker.weights_cache import WeightsCache
 
 logger = init_logger(__name__)
 
@@ -97,6 +98,7 @@ class Worker:
         self._num_previous_tokens = 0
         self._stored: list[StoredTensor] = []
         self._quantization: WeightQuantization | None = None
+        self._gguf: GgufWeights | None = None
         self._runner: ModelRunner | None = None
 
     def init_device(self) -> None:
@@ -186,6 +188,7 @@ class Worker:
         if self._model is None:
             self.build_model()
         model_config, load_config = self._config.model_config, self._config.load_config
+        filled = self._take_copies()
         report = load_model_weights(
             self._model,
             model_config.path or model_config.model,
@@ -196,10 +199,12 @@ class Worker:
             and logger.isEnabledFor(logging.INFO),
             stored=self._stored,
             find_shard=self._find_shard,
+            filled=filled,
         )
         self._stored = []
         if self._quantization is not None:
             self._quantization.finish_loading()
+        self._gguf = None
         # Platforms may wrap the model: its own word is kept.
         self._num_previous_tokens = self._model.num_previous_tokens
         if self._num_previous_tokens:
@@ -212,6 +217,23 @@ class Worker:
                 f"method 'mtp' needs the MTP block, but {model_config.path or model_config.model} "
                 "has no mtp.* tensors; use method 'ngram' or a checkpoint that has them."
             )
+
+    def _take_copies(self) -> Sequence[torch.Tensor]:
+        """Take weights that an earlier start packed; return what files need not fill."""
+        folder, weights = self._config.load_config.weights_cache_dir, self._gguf
+        if folder is None or weights is None:
+            return ()
+        model_config = self._config.model_config
+        cache = WeightsCache(folder)
+        drafts = "" if self._drafts_file is None else cache.digest(self._drafts_file)
+        copies = cache.open(
+            model_config.path or model_config.model,
+            weights.fingerprint_packing(),
+            torch.get_num_threads(),
+        )
+        return weights.take_copies(
+            copies, lambda name: f"{name} of {drafts}" if weights.is_of_drafts(name) else name
+        )
 
     def _make_tower(self) -> Tower | None:
         """Return what reads pictures, its tensors taken out of the model's; None: nothing does."""
@@ -371,7 +393,7 @@ class Worker:
                 f"{checkpoint} is a GGUF file, and packed weights are not shared out to several "
                 "workers: use --tensor-parallel-size 1."
             )
-        weights = GgufWeights(
+        self._gguf = weights = GgufWeights(
             checkpoint,
             self._drafts_file,
             rounds_inputs=self._config.model_config.quantized_inputs == "int8",

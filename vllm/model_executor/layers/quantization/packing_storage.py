@@ -36,6 +36,16 @@ class PackingStorage:
         self._raw, self._convert, self._inputs = raw, convert, inputs
         self._packed: PackedRows | None = None
 
+    def adopt(self, packed: PackedRows) -> list[torch.Tensor]:
+        """Take a matrix that was packed before; return what files need not fill any more."""
+        self._packed = packed
+        return list(self._raw.values())
+
+    @property
+    def wanted_inputs(self) -> Inputs:
+        """What its products' inputs are rounded to, if its groups allow it."""
+        return self._inputs
+
     @property
     def packed(self) -> PackedRows:
         """The packed matrix."""
@@ -68,8 +78,10 @@ class PackingStorage:
         return {f"{name}{suffix}": tensor for suffix, tensor in self._raw.items()}
 
     def check(self, name: str) -> None:
-        """See ``Storage``; packs the codes."""
+        """See ``Storage``; packs the codes, unless that was done before."""
         raw, self._raw = self._raw, {}
+        if self._packed is not None:
+            return
         bias = raw.pop(".bias", None)
         if bias is not None and bias.any():
             raise CheckpointError(

@@ -20,7 +20,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -304,6 +304,20 @@ class CodedRows:
         return self.offsets.map(change)
 
 
+@dataclass(frozen=True, slots=True)
+class PanelParts:
+    """All that a ``PackedRows`` keeps: attributes as there."""
+
+    kind: CodeKind
+    num_rows: int
+    num_columns: int
+    group: int
+    codes: torch.Tensor
+    scales: GroupValues
+    offsets: GroupValues | None
+    order: torch.Tensor | None
+
+
 class PackedRows:
     """A ``RowSource`` of packed codes.
 
@@ -315,6 +329,8 @@ class PackedRows:
     Raises:
         CheckpointError: A scale or an offset is no number.
     """
+
+    inputs: Inputs
 
     def __init__(self, rows: CodedRows, name: str, inputs: Inputs = "whole") -> None:
         unit = unit_of(rows.kind)
@@ -330,13 +346,30 @@ class PackedRows:
                 f"{name}: {num_words} words of {rows.kind} codes and groups of "
                 f"{rows.group} for {rows.num_columns} inputs"
             )
-        takes_bytes = rows.kind != "e4m3" and self.group <= _MOST_BYTE_INPUTS
-        self.inputs: Inputs = inputs if takes_bytes else "whole"
+        self.inputs = self._find_inputs(inputs)
         for part, what in ((rows.scales, "scale"), (rows.offsets, "offset")):
             if part is not None:
                 _check_numbers(name, what, part)
         self.scales, self.offsets = rows.pack_numbers(self.codes)
         self.order = rows.order
+
+    @classmethod
+    def of_parts(cls, parts: PanelParts, inputs: Inputs) -> PackedRows:
+        """Return the matrix of what another kept."""
+        packed = cls.__new__(cls)
+        for part in fields(parts):
+            setattr(packed, part.name, getattr(parts, part.name))
+        packed.inputs = packed._find_inputs(inputs)
+        return packed
+
+    @property
+    def parts(self) -> PanelParts:
+        """All that it keeps, but what inputs are rounded to."""
+        return PanelParts(*(getattr(self, part.name) for part in fields(PanelParts)))
+
+    def _find_inputs(self, wanted: Inputs) -> Inputs:
+        takes_bytes = self.kind != "e4m3" and self.group <= _MOST_BYTE_INPUTS
+        return wanted if takes_bytes else "whole"
 
     @property
     def nbytes(self) -> int:

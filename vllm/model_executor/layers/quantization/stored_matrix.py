@@ -54,6 +54,10 @@ class StoredMatrix:
         """Return the matrices as stored."""
         return (self._storage,)
 
+    def named_storages(self) -> list[tuple[str, Storage]]:
+        """Return the matrices by their published names."""
+        return [(self._name, self._storage)]
+
     def check(self) -> None:
         """See ``Storage.check``."""
         self._storage.check(self._name)
@@ -157,8 +161,12 @@ class StoredExperts:
 
     def check(self) -> None:
         """See ``Storage.check``."""
-        for name, storage in self._named(self._prefix):
+        for name, storage in self.named_storages():
             storage.check(name)
+
+    def named_storages(self) -> list[tuple[str, Storage]]:
+        """Return the matrices by their published names."""
+        return self._named(self._prefix)
 
     def _named(self, prefix: str) -> list[tuple[str, Storage]]:
         shared = len(self.experts) - 1

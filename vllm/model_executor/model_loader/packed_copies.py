@@ -1,0 +1,346 @@
+"""Packed matrices in files, from which the next start takes them in place of packing anew.
+
+    pieces    the memory of the matrices' tensors, each at a multiple of 64 bytes
+    index     JSON: of each matrix what it is, where its tensors lie, the xxh3_64 of their bytes
+    footer    where the index lies, its xxh3_128
+
+A file is written whole under another name and then renamed: of two that write at once, one does. It
+is named by the checkpoint's digest, by what packed it and by the matrices in it, so that a start
+that needs more (a block that drafts) adds a second file of those alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import xxhash
+
+from vllm.exceptions import CheckpointError
+from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.panels import (
+    GroupValues,
+    PackedRows,
+    PanelParts,
+    allocate_beside,
+)
+
+logger = init_logger(__name__)
+
+_SUFFIX = ".panels"
+_MAGIC = b"panels 1"
+# Magic, where the index begins, how many bytes it has, its digest.
+_FOOTER = struct.Struct("<8sQQ16s")
+_ALIGNMENT = 64
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+    )
+}
+# Of these a step reads a few of many: they stay in the file, and memory holds what was read.
+_MAPPED = ".experts."
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A matrix as an index describes it, and the file that holds it."""
+
+    said: dict[str, Any]
+    file: _MappedCopies
+
+
+class PackedCopies:
+    """The packed matrices of one checkpoint in a folder.
+
+    Args:
+        folder: Where the files are; it exists.
+        checkpoint: A digest of the checkpoint's files.
+        maker: What packed them: the files of others are not read.
+        num_threads: Threads that check the bytes.
+
+    Owns: the mappings of the files, until they are closed.
+    """
+
+    def __init__(self, folder: Path, checkpoint: str, maker: str, num_threads: int) -> None:
+        self._folder, self._stem = folder, f"{checkpoint}-"
+        self._name = f"{checkpoint}-{maker}-"
+        self._num_threads = num_threads
+        self._entries: dict[str, _Entry] = {}
+        for path in sorted(folder.glob(f"{self._name}*{_SUFFIX}")):
+            self._open(path)
+
+    def has(self, name: str, num_rows: int, num_columns: int) -> bool:
+        """Whether there is a matrix of a name and of some sizes."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.said["size"] == [num_rows, num_columns]
+
+    def read(self, name: str, inputs: Any) -> PackedRows:
+        """Return a matrix, checked already, with what its products' inputs are rounded to."""
+        entry = self._entries[name]
+        parts = entry.file.read(entry.said, stays=_MAPPED in name)
+        return PackedRows.of_parts(parts, inputs)
+
+    def write(self, matrices: Sequence[tuple[str, PackedRows]]) -> None:
+        """Write matrices into a file of their own, if there is room, and drop those it replaces.
+
+        What prevents it is said in the log: the matrices are in memory all the same.
+        """
+        names = xxhash.xxh3_64_hexdigest("\n".join(name for name, _ in matrices).encode())
+        path = self._folder / f"{self._name}{names}{_SUFFIX}"
+        try:
+            num_bytes = _write_file(path, matrices)
+        except OSError as error:
+            logger.warning(
+                "The packed weights cannot be kept in %s (%s): the next start packs them again",
+                self._folder,
+                error,
+            )
+            return
+        if num_bytes is None:
+            logger.info("Another process keeps the packed weights, or kept them: %s", path)
+            return
+        logger.info(
+            "%d packed matrices (%.2f GB) are kept in %s for the next start",
+            len(matrices),
+            num_bytes / 1e9,
+            path,
+        )
+        for other in self._folder.glob(f"{self._stem}*{_SUFFIX}"):
+            if not other.name.startswith(self._name):
+                logger.info("%s, which another version packed, is removed", other)
+                with contextlib.suppress(OSError):
+                    other.unlink()
+
+    def _open(self, path: Path) -> None:
+        """Take what a file holds; one that is damaged or cut short is removed."""
+        try:
+            file = _MappedCopies(path)
+            index = file.read_index()
+            with ThreadPoolExecutor(max(1, self._num_threads)) as pool:
+                sound = pool.map(file.is_sound, index.values())
+                bad = [name for name, own in zip(index, sound, strict=True) if not own]
+            if bad:
+                raise CheckpointError(f"{len(bad)} matrices are damaged, the first {bad[0]}")
+        except (CheckpointError, OSError) as error:
+            logger.warning("%s is not used, and is written anew: %s", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return
+        logger.info("%d packed matrices are taken from %s", len(index), path)
+        self._entries |= {name: _Entry(said, file) for name, said in index.items()}
+
+
+class _MappedCopies:
+    """One file, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if size < _FOOTER.size:
+                raise CheckpointError(f"it ends after {size:,} bytes")
+            # Private, as torch wants memory it could write; nobody does, so none is set aside.
+            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+            self.memory = mmap.mmap(opened.fileno(), size, flags=flags)
+        self._bytes = memoryview(self.memory)
+
+    def read_index(self) -> dict[str, dict[str, Any]]:
+        """Return what the file holds, by name.
+
+        Raises:
+            CheckpointError: It is cut short or damaged.
+        """
+        magic, start, length, digest = _FOOTER.unpack(self._bytes[-_FOOTER.size :])
+        if magic != _MAGIC or start + length + _FOOTER.size != len(self._bytes):
+            raise CheckpointError("it does not end as a whole one does")
+        raw = bytes(self._bytes[start : start + length])
+        if xxhash.xxh3_128_digest(raw) != digest:
+            raise CheckpointError("its index is damaged")
+        index: dict[str, dict[str, Any]] = json.loads(raw)
+        return index
+
+    def is_sound(self, said: dict[str, Any]) -> bool:
+        """Whether a matrix's bytes are those that were written."""
+        digest: str = said["xxh3"]
+        return _digest_pieces(self._bytes[at : at + n] for at, n in said["pieces"]) == digest
+
+    def read(self, said: dict[str, Any], *, stays: bool) -> PanelParts:
+        """Return a matrix that looks into the file, or, unless it stays there, a copy of it."""
+        pieces = {}
+        for at, size in said["pieces"]:
+            mapped = torch.frombuffer(self.memory, dtype=torch.uint8, count=size, offset=at)
+            pieces[at] = mapped if stays else self._copy(mapped, at)
+        scales = _read_numbers(said["scales"], pieces)
+        assert scales is not None, "there are always scales"
+        num_rows, num_columns = said["size"]
+        return PanelParts(
+            said["kind"],
+            num_rows,
+            num_columns,
+            said["group"],
+            _view(said["codes"], pieces),
+            scales,
+            _read_numbers(said["offsets"], pieces),
+            None if said["order"] is None else _view(said["order"], pieces),
+        )
+
+    def _copy(self, mapped: torch.Tensor, at: int) -> torch.Tensor:
+        """Copy bytes into huge pages, and let go of those that were mapped."""
+        own = allocate_beside((len(mapped),), torch.uint8)
+        own.copy_(mapped)
+        start = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (at + len(mapped)) // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop > start and hasattr(mmap, "MADV_DONTNEED"):
+            self.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        return own
+
+
+class _Layout:
+    """Where in a file the matrices' memory is to lie.
+
+    Attributes:
+        index: As in the file.
+        pieces: Place -> bytes.
+        end: Behind the last of them.
+    """
+
+    def __init__(self, matrices: Sequence[tuple[str, PackedRows]]) -> None:
+        self.index: dict[str, dict[str, Any]] = {}
+        self.pieces: dict[int, memoryview] = {}
+        self.end = 0
+        for name, packed in matrices:
+            self.index[name] = self._describe(packed.parts)
+
+    def _describe(self, parts: PanelParts) -> dict[str, Any]:
+        # Tensors may be views of one another: what they share is there once.
+        found: dict[int, int] = {}
+
+        def place(tensor: torch.Tensor | None) -> list[Any] | None:
+            if tensor is None:
+                return None
+            storage = tensor.untyped_storage()
+            at = found.get(storage.data_ptr())
+            if at is None:
+                at = found[storage.data_ptr()] = self.end
+                whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+                self.pieces[at] = whole.numpy().data
+                self.end = -(-(at + storage.nbytes()) // _ALIGNMENT) * _ALIGNMENT
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            return [at, tensor.storage_offset(), dtype, list(tensor.shape), list(tensor.stride())]
+
+        def place_numbers(own: GroupValues | None) -> dict[str, Any] | None:
+            if own is None:
+                return None
+            return {
+                "values": place(own.values),
+                "factors": place(own.factors),
+                "steps": place(own.steps),
+                "rest": [own.fan, own.part, own.step],
+            }
+
+        said: dict[str, Any] = {
+            "kind": parts.kind,
+            "size": [parts.num_rows, parts.num_columns],
+            "group": parts.group,
+            "codes": place(parts.codes),
+            "scales": place_numbers(parts.scales),
+            "offsets": place_numbers(parts.offsets),
+            "order": place(parts.order),
+        }
+        said["pieces"] = [[at, len(self.pieces[at])] for at in found.values()]
+        said["xxh3"] = _digest_pieces(self.pieces[at] for at in found.values())
+        return said
+
+
+def fingerprint(matrices: Sequence[tuple[str, PackedRows]]) -> str:
+    """Return what differs if matrices differ in one bit, or in how they lie."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(_Layout(matrices).index).encode())
+
+
+def _view(own: list[Any], pieces: dict[int, torch.Tensor]) -> torch.Tensor:
+    at, offset, dtype, shape, strides = own
+    return torch.as_strided(pieces[at].view(_DTYPES[dtype]), shape, strides, offset)
+
+
+def _read_numbers(
+    own: dict[str, Any] | None, pieces: dict[int, torch.Tensor]
+) -> GroupValues | None:
+    if own is None:
+        return None
+    factors, steps = (
+        None if own[part] is None else _view(own[part], pieces) for part in ("factors", "steps")
+    )
+    fan, part, step = own["rest"]
+    return GroupValues(_view(own["values"], pieces), factors, fan, steps, part, step)
+
+
+def _digest_pieces(pieces: Iterable[memoryview]) -> str:
+    digest = xxhash.xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _write_file(path: Path, matrices: Sequence[tuple[str, PackedRows]]) -> int | None:
+    """Write a file whole and return its bytes; None: another process does, or did.
+
+    Raises:
+        OSError: It cannot be written, for want of room or rights.
+    """
+    part = path.with_suffix(".part")
+    handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "r+b") as file:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        # Whoever held the lock before may have renamed the file that was opened here.
+        if not part.exists() or not os.path.samestat(os.fstat(handle), part.stat()):
+            return None
+        if path.exists():
+            part.unlink()
+            return None
+        try:
+            return _fill(file, part, path, _Layout(matrices))
+        except OSError:
+            part.unlink()
+            raise
+
+
+def _fill(file: BinaryIO, part: Path, path: Path, layout: _Layout) -> int:
+    index = json.dumps(layout.index, separators=(",", ":")).encode()
+    num_bytes = layout.end + len(index) + _FOOTER.size
+    os.ftruncate(file.fileno(), 0)
+    # All room at once: a disk that is too small says so before minutes of writing.
+    os.posix_fallocate(file.fileno(), 0, num_bytes)
+    for at, piece in layout.pieces.items():
+        file.seek(at)
+        file.write(piece)
+    file.seek(layout.end)
+    file.write(index)
+    file.write(_FOOTER.pack(_MAGIC, layout.end, len(index), xxhash.xxh3_128_digest(index)))
+    file.flush()
+    os.fsync(file.fileno())
+    part.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return num_bytes
