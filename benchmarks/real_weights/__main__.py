@@ -6,14 +6,18 @@
 Fetches the models into the user's cache folder, pinned and checksummed, and checks each: log
 probabilities against transformers, equal bits however a chat is computed, perplexity by how inputs
 and the cache are rounded, what looked-up drafts gain, answers by sixty schemas, calls that must
-come. Prints one JSON line a model; the exit code is 1 if anything was not as it should be.
+come. Prints one JSON line a model and a table of all; the exit code is 1 if anything was not as it
+should be. With ``--results FILE`` what was found is kept there, and a run that is stopped goes on.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.real_weights.checks import (
     Report,
@@ -52,12 +56,17 @@ def main() -> int:
         "--minutes", type=float, default=5.0, help="For perplexity beside llama.cpp's, at most."
     )
     parser.add_argument("--checks", nargs="+", help="Only these, by the names in the output.")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="Keeps what was found, and is not asked again."
+    )
     args = parser.parse_args()
     names = list(MODELS) if "all" in args.models else args.models
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         parser.error(f"{', '.join(unknown)}: use {', '.join(MODELS)} or all")
+    found = _Found(args.results)
     faults = 0
+    told: dict[str, dict[str, Any]] = {}
     for name in names:
         try:
             path = fetch(name)
@@ -65,48 +74,83 @@ def main() -> int:
             print(f"{name}: {error}", file=sys.stderr)
             faults += 1
             continue
-        checks: dict[str, Callable[[Path], Report]] = {
-            "log_probabilities": partial(
-                check_log_probabilities, num_texts=args.texts, seed=args.seed
-            ),
-            "exactness": partial(check_exactness, num_chats=args.chats, seed=args.seed),
-            "perplexity": partial(check_perplexity, num_tokens=args.tokens),
-            "drafts": partial(check_drafts, num_rounds=args.rounds),
-            "schemas": partial(check_schemas, schemas=list_schemas()),
-        }
-        if MODELS[name].has_chats:
-            checks["forced_calls"] = partial(
-                check_forced_calls, num_calls=args.calls, seed=args.seed
-            )
-        if args.llama_cpp is not None:
-            checks["llama_cpp_ids"] = partial(
-                check_tokenizer,
-                programs=args.llama_cpp,
-                num_texts=args.odd_texts,
-                seed=args.seed,
-            )
-            checks["llama_cpp_perplexity"] = partial(
-                compare_perplexity,
-                programs=args.llama_cpp,
-                num_tokens=args.tokens,
-                most_s=args.minutes * 60,
-            )
-        chosen = checks if args.checks is None else args.checks
-        for title in chosen:
+        told[name] = {}
+        checks = _list_checks(args, name)
+        for title in args.checks or ():
             if title not in checks:
                 print(f"{name}: there is no check {title!r} of it", file=sys.stderr)
-        checks = {title: checks[title] for title in chosen if title in checks}
-        figures = {}
+        checks = {title: checks[title] for title in args.checks or checks if title in checks}
         for title, check in checks.items():
-            print(f"{name}: {title} ...", file=sys.stderr, flush=True)
-            report = check(path)
-            figures |= {f"{title}_{key}": value for key, value in report.figures.items()}
+            report = found.get(name, title)
+            if report is None:
+                print(f"{name}: {title} ...", file=sys.stderr, flush=True)
+                report = check(path)
+                found.keep(name, title, report)
+            told[name] |= {f"{title}_{key}": value for key, value in report.figures.items()}
             for fault in report.faults:
                 print(f"{name}: {title}: {fault}", file=sys.stderr)
             faults += len(report.faults)
         config = {"file": MODELS[name].file, "seed": args.seed}
-        print_result(f"real_weights_{name}", config, figures)
+        print_result(f"real_weights_{name}", config, told[name])
+    print(_write_table(told))
     return 1 if faults else 0
+
+
+def _list_checks(args: argparse.Namespace, name: str) -> dict[str, Callable[[Path], Report]]:
+    checks: dict[str, Callable[[Path], Report]] = {
+        "log_probabilities": partial(check_log_probabilities, num_texts=args.texts, seed=args.seed),
+        "exactness": partial(check_exactness, num_chats=args.chats, seed=args.seed),
+        "perplexity": partial(check_perplexity, num_tokens=args.tokens),
+        "drafts": partial(check_drafts, num_rounds=args.rounds),
+        "schemas": partial(check_schemas, schemas=list_schemas()),
+    }
+    if MODELS[name].has_chats:
+        checks["forced_calls"] = partial(check_forced_calls, num_calls=args.calls, seed=args.seed)
+    if args.llama_cpp is not None:
+        checks["llama_cpp_ids"] = partial(
+            check_tokenizer, programs=args.llama_cpp, num_texts=args.odd_texts, seed=args.seed
+        )
+        checks["llama_cpp_perplexity"] = partial(
+            compare_perplexity,
+            programs=args.llama_cpp,
+            num_tokens=args.tokens,
+            most_s=args.minutes * 60,
+        )
+    return checks
+
+
+class _Found:
+    """Reports of checks, in a file if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        there = path is not None and path.is_file()
+        self._reports = json.loads(path.read_text()) if path is not None and there else {}
+
+    def get(self, model: str, check: str) -> Report | None:
+        raw = self._reports.get(model, {}).get(check)
+        return None if raw is None else Report(**raw)
+
+    def keep(self, model: str, check: str, report: Report) -> None:
+        self._reports.setdefault(model, {})[check] = asdict(report)
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._reports, indent=1))
+
+
+def _write_table(told: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return figures as a markdown table, a column for each model."""
+    rows = list(dict.fromkeys(key for figures in told.values() for key in figures))
+    lines = [f"| | {' | '.join(told)} |", "|---|" + "---:|" * len(told)]
+    for row in rows:
+        cells = [_show(figures.get(row)) for figures in told.values()]
+        lines.append(f"| {row.replace('_', ' ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 if __name__ == "__main__":

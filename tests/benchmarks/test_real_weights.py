@@ -37,8 +37,9 @@ def test_log_probabilities_are_those_of_transformers(smollm2: Path) -> None:
 def test_every_bit_is_the_same_however_a_chat_is_computed(smollm2: Path) -> None:
     report = check_exactness(smollm2, num_chats=2, seed=3)
     assert not report.faults
-    ways = ("first", "warm", "chunks", "company", "written", "restored", "warm_hits")
+    ways = ("first", "warm", "chunks", "company", "drafted", "written", "restored", "killed")
     assert [report.figures[name] for name in ways] == [2] * len(ways)
+    assert report.figures["warm_hits"] == 2
 
 
 def test_it_answers_and_closes_its_objects(smollm2: Path) -> None:
