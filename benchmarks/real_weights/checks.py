@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,7 +159,7 @@ def _answer(path: Path, folder: str, prompts: Sequence[list[int]], told: Connect
 
 
 def check_schemas(path: Path, schemas: Sequence[Mapping[str, Any]]) -> Report:
-    """Have the model answer by schemas: what it ends by itself validates."""
+    """Have the model answer by schemas: what it ends by itself validates, the rest says why not."""
     told = "Answer with JSON that follows this schema: "
     params = [
         SamplingParams(
@@ -175,6 +176,8 @@ def check_schemas(path: Path, schemas: Sequence[Mapping[str, Any]]) -> Report:
     for schema, output in zip(schemas, outputs, strict=True):
         answer = output.outputs[0]
         if answer.finish_reason != "stop":
+            where = f"within_{find_open_part(answer.text)}"
+            report.figures[where] = report.figures.get(where, 0) + 1
             continue
         report.figures["stopped"] += 1
         faults = list(Draft202012Validator(schema).iter_errors(json.loads(answer.text)))
@@ -182,6 +185,26 @@ def check_schemas(path: Path, schemas: Sequence[Mapping[str, Any]]) -> Report:
         if faults:
             report.faults.append(f"{json.dumps(schema)}: {answer.text[:200]}: {faults[0].message}")
     return report
+
+
+def find_open_part(text: str) -> str:
+    """Return what of JSON goes on at its end: a text, a number, a list or an object."""
+    opened: list[str] = []
+    is_in_text = False
+    for mark in re.findall(r'\\.|["{}\[\]]', text):
+        if mark == '"':
+            is_in_text = not is_in_text
+        elif is_in_text or len(mark) > 1:
+            continue
+        elif mark in "{[":
+            opened.append(mark)
+        elif opened:
+            opened.pop()
+    if is_in_text:
+        return "a_text"
+    if text[-1:].isdigit():
+        return "a_number"
+    return "a_list" if "[" in opened else "an_object"
 
 
 def _draw_prompt(llm: LLM, rng: random.Random) -> list[int]:

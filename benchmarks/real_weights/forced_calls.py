@@ -11,6 +11,8 @@ import json
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from benchmarks.live_server import LiveServer
 from benchmarks.real_weights.checks import Report
 from benchmarks.real_weights.schemas import NUMBER, TEXT, TRUTH, WHOLE, shape
 
-_MAX_TOKENS = 512
+_MAX_TOKENS, _TOGETHER = 512, 8
 _WHERE = shape(lat=NUMBER, lon=NUMBER)
 _PERSON = shape(["name"], name=TEXT, age=WHOLE, home=_WHERE)
 TOOLS: Mapping[str, dict[str, Any]] = {
@@ -111,9 +113,11 @@ def check_forced_calls(path: Path, num_calls: int, seed: int) -> Report:
             LiveServer(Path(folder) / "server.log", *flags) as server,
             httpx.Client(base_url=server.url, timeout=None) as client,
         ):
-            for number in range(num_calls):
-                request = draw_request(random.Random(f"{seed} {number}"))
-                reason, calls, text = _ask(client, request)
+            requests = [draw_request(random.Random(f"{seed} {i}")) for i in range(num_calls)]
+            with ThreadPoolExecutor(_TOGETHER) as pool:
+                answers = list(pool.map(partial(_ask, client), requests))
+            for number, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+                reason, calls, text = answer
                 fault = find_fault(request, reason, calls)
                 report.figures["right"] += not fault
                 report.figures["calls"] += len(calls)

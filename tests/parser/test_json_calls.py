@@ -90,6 +90,14 @@ def test_bodies_that_are_no_call_are_text(body):
         (f"```json\n{FIND}\n```\n```json\n{FIND}\n```", 2, ""),
         (FIND, 1, ""),
         (f"{FIND}\n{FIND}", 2, ""),
+        (
+            f"```\n{FIND}\n```\n\nSo:\n\n```json\n{FIND}\n```\nand\n```\n{FIND}\n```\n",
+            3,
+            "So:\nand",
+        ),
+        (f"{FIND}\nOne:\n```json\n[{FIND},\n {FIND}]\n```\n\nSo.", 3, "One:So."),
+        (f"```json\n{FIND}\n```\nThen:\n```json\n{FIND}\n```", 2, "Then:"),
+        (f"```\n{FIND}\n```\n```python\nx\n```\n```json\n{FIND}\n```", 2, "```python\nx\n```"),
     ],
 )
 def test_calls_without_tags(text, calls, content):
@@ -115,6 +123,16 @@ def test_calls_without_tags(text, calls, content):
         "{}",
         '{"name": "Ann", "age": 3}',
         f"As in\n```json\n{FIND}\n```",
+        f"```python\nx\n```\nThen:\n```json\n{FIND}\n```",
+        f'```json\n{{"name": "no"}}\n```\n```\n{FIND}\n```',
+        f"As in `{FIND}`",
+        f"As in {FIND}",
+        f"```python\n```json\n{FIND}\n```",
+        f"```\nnot a call\n```\n{FIND}\n",
+        "So:\n```python\nfind(1)\n```\nor\n```python\nfind(2)\n```\n",
+        'So:\n```json\n{"name": "later", "arguments": {}}\n```\nthen.',
+        "So: ``` and ``` and ``",
+        'So:\n```json\n{"name": "Ann", "age": 3',
     ],
 )
 def test_what_stands_in_a_fence_or_alone_and_is_no_call_is_text(text):

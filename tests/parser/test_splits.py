@@ -36,7 +36,9 @@ _FRAGMENTS = {
         "\n</tool_call>",
         '"',
         "```json\n",
+        "\n```\n",
         "```",
+        "so",
         "[",
     ],
     ParserChoice("none", "llama3_json"): [

@@ -102,12 +102,15 @@ class CallBlockDelta:
         calls: What is new of its calls, one after another.
         text: Of what turned out not to be a block.
         ended: Whether the block is over; ``rest`` follows it.
+        is_quoting: Whether what follows stands in a quotation that the block's mark opened: up to
+            the next mark that could, none opens a block.
     """
 
     calls: list[CallDelta] = field(default_factory=list)
     text: str = ""
     ended: bool = False
     rest: str = ""
+    is_quoting: bool = False
 
 
 class BlockReader(Protocol):
@@ -126,6 +129,8 @@ class ToolDialect(Protocol):
     Attributes:
         marks: Texts that open a block, wherever they stand.
         leads: Texts that open one only where nothing has been said before.
+        quotes: Those marks that open a quotation, and close it, until the answer has called; from
+            then on they open a block, or a quotation if it turns out to be none.
         telltales: Where an answer ends inside a mark: what tells that no text was meant.
         ends_reasoning: Whether a mark inside the reasoning ends it.
         is_special: Whether marks are tokens that no text holds: they open a block although the
@@ -134,6 +139,7 @@ class ToolDialect(Protocol):
 
     marks: tuple[str, ...]
     leads: tuple[str, ...]
+    quotes: tuple[str, ...]
     telltales: tuple[str, ...]
     ends_reasoning: bool
     is_special: bool

@@ -31,6 +31,7 @@ class GemmaDialect:
     """
 
     leads: tuple[str, ...] = ()
+    quotes: tuple[str, ...] = ()
     ends_reasoning = True
     is_special = True
 

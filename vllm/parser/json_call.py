@@ -21,6 +21,7 @@ _NOTES = frozenset({"id", "type", "index"})
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+_NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _MAX_HEAD_CHARS = 1024
 _TAIL = re.compile(r'\s*(?:,\s*"(?:id|type|index)"\s*:\s*(?:"[^"\\{}]*"|\d+)\s*)*\}')
 _MAX_TAIL_CHARS = 256
@@ -151,6 +152,11 @@ class JsonCallReader:
         if self._may_begin:
             self._head += text
             # A fixed length: what is told may not depend on how the text came.
+            named = _NAMED.match(self._head, 0, _MAX_HEAD_CHARS)
+            if named is not None and not self._offered.has(name := _read_name(named[1])):
+                # At once: nobody need wait for the end of an object that is none of a call.
+                self.fault = self._offered.refusal(name)
+                return [], self._head[named.end() :]
             head = _HEAD.match(self._head, 0, _MAX_HEAD_CHARS)
             if head is not None:
                 before = len(self._head) - len(text)
@@ -179,9 +185,6 @@ class JsonCallReader:
 
     def _begin(self, name: str, rest: str) -> tuple[list[CallDelta], str]:
         self._head = ""
-        if not self._offered.has(name):
-            self.fault = self._offered.refusal(name)
-            return [], rest
         self._arguments = ArgumentsReader()
         delta, rest = self._push_arguments(rest)
         return [CallBegun(name), *delta], rest

@@ -48,6 +48,7 @@ class KimiDialect:
 
     marks: tuple[str, ...] = (*SECTIONS, _BEGIN)
     leads: tuple[str, ...] = ()
+    quotes: tuple[str, ...] = ()
     telltales: tuple[str, ...] = ("<|tool_",)
     ends_reasoning = True
     is_special = True

@@ -15,6 +15,7 @@ class LlamaDialect:
     # A tag that Llama 3.1's card tells of, too.
     marks: tuple[str, ...] = (PYTHON_TAG, FUNCTION)
     leads: tuple[str, ...] = ("{",)
+    quotes: tuple[str, ...] = ()
     telltales: tuple[str, ...] = (PYTHON_TAG[:8],)
     ends_reasoning = False
     is_special = False

@@ -35,6 +35,7 @@ class MistralDialect:
 
     marks: tuple[str, ...] = (_TOOL_CALLS,)
     leads: tuple[str, ...] = ()
+    quotes: tuple[str, ...] = ()
     telltales: tuple[str, ...] = (_TOOL_CALLS[:6],)
     ends_reasoning = True
     is_special = True

@@ -19,6 +19,7 @@ class PythonicDialect:
 
     marks: tuple[str, ...] = (_START, _STOP)
     leads: tuple[str, ...] = ("[",)
+    quotes: tuple[str, ...] = ()
     telltales: tuple[str, ...] = (_START[:8],)
     ends_reasoning = False
     is_special = False

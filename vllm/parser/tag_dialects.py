@@ -67,6 +67,7 @@ class DsmlDialect:
     # The blank line before a block is a part of it.
     marks: tuple[str, ...] = (BLOCK_GAP + _TAG, _TAG, _END_TAG)
     leads: tuple[str, ...] = ()
+    quotes: tuple[str, ...] = ()
     telltales: tuple[str, ...] = (DSML[0], BLOCK_GAP + "<")
     ends_reasoning = True
     is_special = True
@@ -85,7 +86,8 @@ class ToolCallTagDialect:
     Args:
         formats: Ways of writing a call; the first is the family's own.
         may_be_bare: Whether models leave the outer tag out.
-        may_be_untagged: Whether an answer may be calls without tags: objects, or a fence of them.
+        may_be_untagged: Whether an answer may begin with calls without tags: objects, or a fence of
+            them; fences of calls count behind it, too.
         ends_reasoning: Whether a call inside the reasoning ends it.
     """
 
@@ -99,16 +101,17 @@ class ToolCallTagDialect:
         ends_reasoning: bool = True,
     ) -> None:
         self.leads: tuple[str, ...] = (FENCE, "{") if may_be_untagged else ()
+        self.quotes: tuple[str, ...] = ("\n" + FENCE, FENCE) if may_be_untagged else ()
         bare = (FUNCTION,) if may_be_bare else ()
-        self.marks: tuple[str, ...] = ("\n" + TOOL_CALL, TOOL_CALL, *bare)
+        self.marks: tuple[str, ...] = ("\n" + TOOL_CALL, TOOL_CALL, *bare, *self.quotes)
         self.telltales: tuple[str, ...] = ("<tool_", *(mark[:-1] for mark in bare))
         self.ends_reasoning = ends_reasoning
         self._formats = TagFormats(*formats)
 
     def read_block(self, opened_by: str, offered: Offered) -> BlockReader:
         """Return the reader of what follows a mark or lead."""
-        if opened_by == FENCE:
-            return FencedCallReader(offered)
+        if opened_by.endswith(FENCE):
+            return FencedCallReader(opened_by, offered)
         if opened_by == "{":
             return BareCallReader(opened_by, offered)
         is_outer = opened_by.endswith(TOOL_CALL)

@@ -75,6 +75,10 @@ class TaggedParser:
         # White space before the content: whether it is said depends on what follows.
         self._space: list[str] = []
         self._block: BlockReader | None = None
+        self._opened_by = ""
+        # Whether the next mark that quotes ends a quotation. Before any call each of them quotes:
+        # who explains first shows an example.
+        self._is_quoting = False
         # Line breaks at the end of the reasoning so far, where they may belong to the tag.
         self._breaks: list[str] = []
         self._is_thought_begun = False
@@ -89,6 +93,7 @@ class TaggedParser:
         own = (tags.start, tags.end) if tags is not None else ()
         blocks = dialect.marks if dialect is not None else ()
         self._leads = dialect.leads if dialect is not None else ()
+        self._quotes = dialect.quotes if dialect is not None else ()
         # Texts that may go on to what counts only where the content begins.
         self._beginnings = frozenset(
             mark[:length] for mark in (*self._leads, *own) for length in range(1, len(mark) + 1)
@@ -205,6 +210,9 @@ class TaggedParser:
             if self._num_unclosed:
                 pieces.append(ThoughtClosed(self._num_unclosed))
             self._begin_content(drops_breaks=self._tags.trims)
+        elif mark in self._quotes and (self._is_quoting or not self._calls.num_calls):
+            self._is_quoting = not self._is_quoting
+            self._say_content(mark, pieces)
         else:
             self._open_block(mark)
         return True
@@ -223,6 +231,7 @@ class TaggedParser:
     def _open_block(self, opened_by: str) -> None:
         if self._dialect is not None:
             self._space.clear()
+            self._opened_by = opened_by
             self._block = self._dialect.read_block(opened_by, self._offered)
             self._state = _State.BLOCK
             self._forbidden = [opened_by]
@@ -247,11 +256,17 @@ class TaggedParser:
             last = told[-1]
             self._num_failed = len(last.text) if isinstance(last, ContentText) else 0
         if delta.ended:
-            self._text = delta.text + delta.rest
+            text, self._is_quoting = delta.text, delta.is_quoting
+            if text and self._opened_by in self._quotes:
+                # Read anew, it would open the same block.
+                self._say_content(self._opened_by, pieces)
+                text = text.removeprefix(self._opened_by)
+            self._text = text + delta.rest
+            num_said = self._num_unclosed if delta.text else 0
             # Line breaks between blocks are theirs; what was no block is text from its beginning.
             self._begin_content(drops_breaks=not delta.text)
-            self._num_unclosed = self._num_failed
-            if delta.text or self._num_unclosed:
+            self._num_unclosed = num_said + self._num_failed
+            if delta.text or self._num_unclosed or self._is_quoting:
                 self._state = _State.CONTENT
 
     def _say_reasoning(self, text: str, pieces: list[Piece]) -> None:
