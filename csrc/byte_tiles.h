@@ -66,6 +66,15 @@ inline int32_t four_of(const int8_t* inputs) {
   return four;
 }
 
+// Whether a single row, too, meets indexes that were made bytes of before: look-ups need all registers.
+// And whether there are processors that read a stream fastest unasked: AMD's with AVX-512 do, those
+// before them read codes of six bits half as fast then.
+#if defined(__AVX512F__)
+constexpr bool kDecodesIndexes = false, kMayFetchAlone = true;
+#else
+constexpr bool kDecodesIndexes = true, kMayFetchAlone = false;
+#endif
+
 #if defined(__AVX512VNNI__)
 
 constexpr bool kDecodesAll = false;
@@ -362,9 +371,9 @@ struct StoredBytes {
   static constexpr int32_t lift() { return kLift<Kind>; }
 
   // Calls body(part, bytes) for the parts of a unit.
-  template <bool kFetches, typename Body>
+  template <typename Body>
   VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
-    const Unit<Kind> unit = panel.template unit<Kind, kFetches ? kAsks : kFetchNone>(at, vec);
+    const Unit<Kind> unit = panel.template unit<Kind, kAsks>(at, vec);
     each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, byte_codes<Kind, part>(unit)); });
   }
 };
@@ -383,7 +392,7 @@ struct DecodedBytes {
     return Kind == kNarrowBytes || Kind == kWideBytes ? own_lift : kLift<Kind>;
   }
 
-  template <bool kFetches, typename Body>
+  template <typename Body>
   VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
     each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, codes<part>(at, vec)); });
   }
@@ -410,7 +419,7 @@ inline void decode_bytes(const PanelView& panel, int64_t begin, int64_t end, Dec
   constexpr int kParts = kUnitCodes<Kind> / 4;
   const StoredBytes<Kind, kFetchLater> stored = {panel};
   const auto decode = [&](int64_t at, int vec) VN_NOW {
-    stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
+    stored.each_part(at, vec, [&](auto part, const auto& codes) VN_NOW {
       out[((at - begin) * kParts + part) * kPanelVecs + vec] = as_kind<Decoded>(codes);
     });
   };
@@ -432,13 +441,12 @@ VN_INLINE void add_steps(const Source& source, const int8_t* const* inputs, int6
   each<R * C>([&](auto i) VN_NOW { shorts[i] = no_shorts(); });
   for (; at < end; ++at) {
     each<C>([&](auto c) VN_NOW {
-      source.template each_part<(C == kPanelVecs)>(
-          at, first + c, [&](auto part, const auto& codes) VN_NOW {
-            each<R>([&](auto r) VN_NOW {
-              const int8_t* four = inputs[r] + (at * kParts + part) * 4;
-              shorts[r * C + c] = add_short<Kind>(shorts[r * C + c], codes, four);
-            });
-          });
+      source.each_part(at, first + c, [&](auto part, const auto& codes) VN_NOW {
+        each<R>([&](auto r) VN_NOW {
+          const int8_t* four = inputs[r] + (at * kParts + part) * 4;
+          shorts[r * C + c] = add_short<Kind>(shorts[r * C + c], codes, four);
+        });
+      });
     });
   }
 }
@@ -448,7 +456,6 @@ template <int Kind, int R, int C, typename Source, typename Begin>
 VN_INLINE void dot_units(const Source& source, const int8_t* const* inputs, int64_t at, int64_t end,
                          int first, Begin&& begin_chain, Ints* chains) {
   constexpr int kParts = kUnitCodes<Kind> / 4, kSteps = kShortSteps<Kind>;
-  constexpr bool kFetches = C == kPanelVecs;
   if constexpr (kSteps == 0 && Source::kIsDecoded) {
     each<R * C>([&](auto i) VN_NOW { chains[i] = begin_chain(i); });
     for (; at < end; ++at) {
@@ -469,7 +476,7 @@ VN_INLINE void dot_units(const Source& source, const int8_t* const* inputs, int6
     for (; at < end; ++at) {
       each<C>([&](auto c) VN_NOW {
         Shorts shorts[R];
-        source.template each_part<kFetches>(at, first + c, [&](auto part, const auto& codes) VN_NOW {
+        source.each_part(at, first + c, [&](auto part, const auto& codes) VN_NOW {
           each<R>([&](auto r) VN_NOW {
             const int8_t* four = inputs[r] + (at * kParts + part) * 4;
             Ints& chain = chains[r * C + c];
@@ -559,8 +566,8 @@ VN_APART void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& p
 template <int Kind, typename Body>
 VN_INLINE void run_alone(const ByteInputs& x, const PanelView& panel, Body&& run_tile) {
   const std::integral_constant<int, 1> one;
-  if (x.units.fetches_alone) {
-    run_tile(one, 0, StoredBytes<Kind, kFetchNone>{panel});
+  if (kMayFetchAlone && x.units.fetches_alone) {
+    run_tile(one, 0, StoredBytes<Kind, kMayFetchAlone ? kFetchNone : kFetchNext>{panel});
   } else {
     run_tile(one, 0, StoredBytes<Kind, kFetchNext>{panel});
   }
@@ -579,7 +586,9 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
   const int64_t step = std::max<int64_t>(1, kChain / panel.m.group);
   // Where tiles are many, or codes take many steps; else where a group's bytes stay in the first-level
   // cache.
-  const bool decodes = kIsLow<Kind> ? kDecodesAll || rows > 1
+  constexpr bool kDecodesAlone =
+      kDecodesAll || (kDecodesIndexes && (Kind == VN_CODE_IQ2_XXS || Kind == VN_CODE_IQ3_XXS));
+  const bool decodes = kIsLow<Kind> ? kDecodesAlone || rows > 1
                                     : kUnitCodes<Kind> > 4 && rows > kByteRows && panel.m.group <= kChain;
   if (decodes) codes.resize(std::max<int64_t>(kChain, panel.m.group) / 4 * kPanelVecs);
   for (int64_t begin = 0; begin < panel.groups; begin += step) {
@@ -603,7 +612,7 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
       const DecodedBytes<kOwn> source = {codes.data(), first, kLift<Kind>};
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
     } else if constexpr (kIsLow<Kind>) {
-      if constexpr (!kDecodesAll) run_alone<Kind>(x, panel, run_tile);
+      if constexpr (!kDecodesAlone) run_alone<Kind>(x, panel, run_tile);
     } else if (rows == 1) {
       run_alone<Kind>(x, panel, run_tile);
     } else {

@@ -32,7 +32,7 @@ void decode_signed(const PanelView& panel, int64_t first, int64_t last, uint32_t
   const __m512i lift = _mm512_set1_epi8(static_cast<char>(kLift<Kind>));
   for (int64_t at = first * group_units; at < last * group_units; ++at) {
     for (int vec = 0; vec < kPanelVecs; ++vec) {
-      stored.template each_part<true>(at, vec, [&](auto part, const auto& codes) VN_NOW {
+      stored.each_part(at, vec, [&](auto part, const auto& codes) VN_NOW {
         _mm512_storeu_si512(out + part * kPanel + vec * kLanes, _mm512_sub_epi8(codes.v, lift));
       });
     }
