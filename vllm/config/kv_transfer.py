@@ -153,15 +153,21 @@ def child_configs(config: KVTransferConfig) -> list[KVTransferConfig]:
     return children
 
 
-def join_configs(*configs: KVTransferConfig) -> KVTransferConfig:
-    """Return a ``MultiConnector`` of some connectors; of equal offers the first one's is taken."""
-    first = configs[0]
+def join_configs(
+    *configs: KVTransferConfig, named: KVTransferConfig | None = None
+) -> KVTransferConfig:
+    """Return a ``MultiConnector`` of some connectors; of equal offers the first one's is taken.
+
+    Args:
+        configs: Of the connectors.
+        named: Whose engine's name and policy of failures it has; None: the first one's.
+    """
     listed = [
         {name: value for name in _TYPES if (value := getattr(config, name)) is not None}
         for config in configs
     ]
     return replace(
-        first,
+        named or configs[0],
         kv_connector=MULTI_CONNECTOR,
         kv_role="kv_both",
         kv_connector_extra_config={"connectors": listed},

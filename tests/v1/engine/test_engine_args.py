@@ -109,15 +109,20 @@ def test_a_trace_of_what_other_servers_computed_is_refused() -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_pulling_of_neighbours_goes_with_tiers_and_no_other_connector(tmp_path: Path) -> None:
-    transfer = json.dumps({"kv_connector": "TcpConnector", "kv_role": "kv_consumer"})
-    for flags in (("--kv-transfer-config", transfer), ("--cache-trace", "a.trace")):
-        args = _parse("--warm-pull-bytes", "1G", *flags)
-        with pytest.raises(ConfigError, match=f"{flags[0]}.*leave one of"):
-            args.create_vllm_config()
-    tiers = ("--prefix-cache-dir", str(tmp_path), "--kv-transfer-config", transfer)
-    with pytest.raises(ConfigError, match="not with MultiConnector"):
-        _parse("--warm-pull-bytes", "1G", *tiers).create_vllm_config()
+def test_pulling_of_neighbours_goes_with_what_moves_prefixes(tmp_path: Path) -> None:
+    taking, other = (
+        json.dumps({"kv_connector": name, "kv_role": "kv_consumer"})
+        for name in ("TcpConnector", "ExampleConnector")
+    )
+    tiers = ("--prefix-cache-dir", str(tmp_path))
+    for flags in ((), tiers):
+        args = _parse("--warm-pull-bytes", "1G", *flags, "--kv-transfer-config", taking)
+        assert args.create_vllm_config().kv_transfer_config is not None
+        refused = _parse("--warm-pull-bytes", "1G", *flags, "--kv-transfer-config", other)
+        with pytest.raises(ConfigError, match="ExampleConnector of --kv-transfer-config does not"):
+            refused.create_vllm_config()
+    with pytest.raises(ConfigError, match=r"--cache-trace.*leave one of"):
+        _parse("--warm-pull-bytes", "1G", "--cache-trace", "a.trace").create_vllm_config()
     args = _parse("--warm-pull-bytes", "1G", "-dp", "2", "--data-parallel-backend", "ray")
     with pytest.raises(ConfigError, match=r"warm_pull_bytes=\d+ is not for"):
         args.create_vllm_config()

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
+from tests.v1.engine.test_handover import config_of, free_ports
 from tests.v1.engine.test_offloading import tiers_of, wait_open
 from vllm.config import KVTransferConfig
 from vllm.config.kv_transfer import join_configs
@@ -32,16 +33,29 @@ _PATIENT = {"load_timeout_s": 600, "stuck_timeout_s": 600, "quiet_timeout_s": 60
 
 
 def neighbour(
-    num_blocks: int = 400, *, is_ahead: bool = False, folder: Path | None = None
+    num_blocks: int = 400,
+    *,
+    is_ahead: bool = False,
+    folder: Path | None = None,
+    other: KVTransferConfig | None = None,
 ) -> Session:
-    """Return a core that shares its cache; with a folder, one that has a tier on a disk too."""
+    """Return a core that shares its cache.
+
+    Args:
+        num_blocks: Of its pool.
+        is_ahead: Whether it schedules ahead.
+        folder: Where it has a tier on a disk, too.
+        other: Another connector beside it, which serves requests.
+    """
     raw = {
         "kv_connector": "NeighbourConnector",
         "kv_role": "kv_both",
         "kv_port": find_port_range("127.0.0.1", 0, 1),
-        "kv_connector_extra_config": _PATIENT,
+        "kv_connector_extra_config": {**_PATIENT, "leaves_requests": other is not None},
     }
     transfer = KVTransferConfig.from_dict(raw)
+    if other is not None:
+        transfer = join_configs(transfer, other, named=other)
     if folder is not None:
         transfer = join_configs(KVTransferConfig.from_dict(tiers_of(folder, warm=2)), transfer)
     session = Session(
@@ -55,9 +69,16 @@ def neighbour(
 class Pair:
     """A core that serves, and one that begins beside it."""
 
-    def __init__(self, *, is_ahead: bool = False, folders: Sequence[Path | None] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        is_ahead: bool = False,
+        folders: Sequence[Path | None] = (None, None),
+        others: Sequence[KVTransferConfig | None] = (None, None),
+    ) -> None:
         self.old, self.new = (
-            neighbour(is_ahead=is_ahead, folder=folder) for folder in folders or (None, None)
+            neighbour(is_ahead=is_ahead, folder=folder, other=other)
+            for folder, other in zip(folders, others, strict=True)
         )
         self.told: dict[int, list[FromCore]] = {0: [], 1: []}
         self.loops = [
@@ -90,6 +111,14 @@ class Pair:
                 (answer,) = answers
                 return question.read(answer)
             assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
+    def step_until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while not done():
+            assert time.monotonic() < deadline
+            for session in (self.old, self.new):
+                session.step()
             time.sleep(0.0005)
 
     def check_free(self) -> None:
@@ -183,6 +212,34 @@ def test_a_core_with_tiers_pulls_beside_them(
         assert answered == tokens
         assert hit > 200
     again.core.shutdown()
+
+
+def test_a_core_that_takes_prompts_pulls_besides() -> None:
+    """It decodes what another prefilled, before a pull and after it, and hits what it pulled."""
+    rng, port = random.Random(12), free_ports()
+    pair = Pair(others=[config_of("kv_producer", port), config_of("kv_consumer", port)])
+    hot, cold, late = (random_tokens(rng, length) for length in (300, 210, 170))
+    expected = ask(pair.old, hot)[0]
+
+    def hand_over(prompt: list[int]) -> int:
+        given = pair.old.answers[pair.old.add(prompt, 1, transfer={"do_remote_decode": True})]
+        pair.step_until(lambda: given.finish_reason is not None)
+        assert given.transfer is not None
+        taken = pair.new.answers[pair.new.add(prompt, 6, transfer=given.transfer)]
+        pair.step_until(lambda: not any(s.core.has_work() for s in (pair.old, pair.new)))
+        assert taken.stats is not None
+        assert taken.tokens == ask(pair.old, prompt)[0]
+        return int(taken.stats.num_external_tokens)
+
+    assert hand_over(cold) == (210 - 1) // 32 * 32
+    report = pair.pull(pair.offer())
+    assert (report.num_prefixes > 0, report.num_failed) == (True, 0)
+    assert hand_over(late) == (170 - 1) // 32 * 32
+    answered, hit = ask(pair.new, hot)
+    assert (answered, hit > 200) == (expected, True)
+    pair.check_free()
+    for session in (pair.old, pair.new):
+        session.core.shutdown()
 
 
 def test_a_pull_keeps_to_its_budget_and_gives_back_what_it_does_not_take(pair: Pair) -> None:

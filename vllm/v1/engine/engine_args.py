@@ -22,6 +22,7 @@ from vllm.config.kv_transfer import (
     OFFLOADING_CONNECTOR,
     WRITE_POLICIES,
     KVTransferConfig,
+    child_configs,
 )
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
@@ -614,12 +615,14 @@ class EngineArgs:
         if asked is None:
             return None
         config = KVTransferConfig.from_dict(asked)
-        if self.warm_pull_bytes and config.kv_connector != OFFLOADING_CONNECTOR:
-            raise ConfigError(
-                f"warm_pull_bytes={self.warm_pull_bytes} goes with the tiers of --prefix-cache-dir "
-                f"and --kv-offloading-size, not with {config.kv_connector} of "
-                "--kv-transfer-config, which hands prefixes over itself: leave one of them out."
-            )
+        if self.warm_pull_bytes:
+            for part in child_configs(config) or [config]:
+                if not KVConnectorRegistry.moves_checkpoints(part):
+                    raise ConfigError(
+                        f"warm_pull_bytes={self.warm_pull_bytes} pulls prefixes with the places "
+                        f"where they are resumed, which {part.kv_connector} of "
+                        "--kv-transfer-config does not move: leave one of them out."
+                    )
         KVConnectorRegistry.load_class(config)
         if self.cache_trace is not None and config.kv_connector != OFFLOADING_CONNECTOR:
             raise ConfigError(

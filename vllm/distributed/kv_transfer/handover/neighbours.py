@@ -33,7 +33,8 @@ _MAX_HELD_SHARE = 0.25
 class NeighbourConnector(TcpConnector):
     """Gives neighbours what this core uses most, and takes what they do, when it is told to.
 
-    Clients ask nothing of it: who could would make this core fetch from anywhere.
+    Clients ask nothing of it: who could would make this core fetch from anywhere. Beside a
+    connector that transfers for them it passes over what they ask.
 
     Owns: what is used most, and the pull that runs, besides.
     """
@@ -52,12 +53,12 @@ class NeighbourConnector(TcpConnector):
         self._hot = HotLoads(manager, self._unit, self._block_bytes)
 
     def on_new_request(self, request: Request) -> None:
-        """Refuse to transfer what a client says.
+        """Refuse to transfer what a client says, unless another connector is asked.
 
         Raises:
-            UserInputError: The request has parameters of a transfer.
+            UserInputError: The request has parameters of a transfer that nobody takes.
         """
-        if request.kv_transfer_params:
+        if request.kv_transfer_params and not self._settings.leaves_requests:
             raise UserInputError(
                 "kv_transfer_params: this server neither prefills for others nor takes what they "
                 "prefilled: leave them out.",

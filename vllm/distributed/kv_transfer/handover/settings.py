@@ -54,6 +54,7 @@ class HandoverSettings:
         drain_timeout_s: How long an engine that shuts down holds what others may still pull.
         peers: Holders, as (host, port), to be compared with at start.
         mooncake: Of the Mooncake transfer engine, where it is used.
+        leaves_requests: Whether what requests ask of a transfer is another connector's.
     """
 
     host: str
@@ -66,6 +67,7 @@ class HandoverSettings:
     drain_timeout_s: float
     peers: tuple[tuple[str, int], ...]
     mooncake: MooncakeSettings
+    leaves_requests: bool = False
 
 
 def read_settings(config: VllmConfig) -> HandoverSettings:
@@ -86,6 +88,7 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
     peers = _read_peers(extra.pop("peers", []))
     seconds = {n: _read_seconds(n, extra.pop(n, default)) for n, default in _SECONDS.items()}
     mooncake = _read_mooncake(extra) if transfer.kv_connector == _MOONCAKE else MooncakeSettings()
+    leaves_requests = bool(extra.pop("leaves_requests", False))
     if extra:
         known = ", ".join(["peers", *_SECONDS])
         names = ", ".join(map(repr, sorted(extra)))
@@ -101,6 +104,7 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
         seconds["drain_timeout_s"],
         peers,
         mooncake,
+        leaves_requests,
     )
 
 

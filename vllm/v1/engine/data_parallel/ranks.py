@@ -3,11 +3,17 @@
 import os
 from copy import copy
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 from vllm.config import VllmConfig
 from vllm.config.kv_events import KVEventsConfig
-from vllm.config.kv_transfer import KVTransferConfig, join_configs
+from vllm.config.kv_transfer import (
+    OFFLOADING_CONNECTOR,
+    KVTransferConfig,
+    child_configs,
+    join_configs,
+)
 from vllm.config.parallel import ParallelConfig
 from vllm.distributed.kv_transfer.handover.sockets import find_port_range
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -44,8 +50,7 @@ def make_rank_config(config: VllmConfig, rank: int, host: str = "127.0.0.1") -> 
         observability = replace(observability, cache_trace=path)
     transfer = config.kv_transfer_config
     if config.parallel_config.warm_pull_bytes:
-        sharing = _share_caches(config.parallel_config, rank, host)
-        transfer = sharing if transfer is None else join_configs(transfer, sharing)
+        transfer = _share_caches(config.parallel_config, rank, host, transfer)
     if transfer is not None:
         # Each core, and each start of one, holds prompts of its own.
         transfer = replace(
@@ -64,24 +69,41 @@ def make_rank_config(config: VllmConfig, rank: int, host: str = "127.0.0.1") -> 
     )
 
 
-def _share_caches(parallel: ParallelConfig, rank: int, host: str) -> KVTransferConfig:
-    """Return what lets a core give others what it uses most, and pull what they do."""
+def _share_caches(
+    parallel: ParallelConfig, rank: int, host: str, asked: KVTransferConfig | None
+) -> KVTransferConfig:
+    """Return what lets a core give others what it uses most, and pull what they do.
+
+    Args:
+        parallel: How long it may take, and where the ports of this rank begin.
+        rank: Of the core.
+        host: Where it answers.
+        asked: What the core transfers besides; None: nothing.
+    """
     seconds = parallel.warm_pull_seconds
+    parts = [] if asked is None else child_configs(asked) or [asked]
+    tiers = [part for part in parts if part.kv_connector == OFFLOADING_CONNECTOR]
+    others = [part for part in parts if part.kv_connector != OFFLOADING_CONNECTOR]
     # The connector adds what lies before the ports of this rank.
     num_workers = parallel.world_size
-    return KVTransferConfig.from_dict(
+    extra: dict[str, Any] = {
+        "load_timeout_s": seconds,
+        # Until the last of them is pulled, or given back.
+        "lease_timeout_s": seconds + _LEASE_MARGIN_S,
+    }
+    if others:
+        extra["leaves_requests"] = True
+    sharing = KVTransferConfig.from_dict(
         {
             "kv_connector": "NeighbourConnector",
             "kv_role": "kv_both",
             "kv_ip": host,
             "kv_port": find_port_range(host, rank * num_workers, num_workers),
-            "kv_connector_extra_config": {
-                "load_timeout_s": seconds,
-                # Until the last of them is pulled, or given back.
-                "lease_timeout_s": seconds + _LEASE_MARGIN_S,
-            },
+            "kv_connector_extra_config": extra,
         }
     )
+    # What it loaded for nobody it takes out of a report, before those that load for requests.
+    return join_configs(*tiers, sharing, *others, named=asked) if parts else sharing
 
 
 def trace_path(path: str, rank: int) -> str:
