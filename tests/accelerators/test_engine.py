@@ -59,10 +59,20 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answers]:
     return answer
 
 
-# What llama and qwen3 do is in these too; their kernels: tests/accelerators/test_steps.py.
-DECODERS = {name: raw for name, raw in FAMILIES.items() if name not in ("llama", "qwen3")}
-# Drafts on their own blocks: the other engines of these run them.
-del DECODERS["qwen3.5"]
+# A layer of each kind. What llama and qwen3 do is in these too; their kernels:
+# tests/accelerators/test_steps.py. Drafts on blocks of Qwen 3.5: the other engines here run them.
+KINDS: dict[str, dict[str, Any]] = {
+    "gemma3": {"num_hidden_layers": 3},
+    "gemma4": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_kv_shared_layers": 1,
+    },
+    "gpt-oss": {"num_hidden_layers": 2},
+    "mistral": {"num_hidden_layers": 1},
+    "qwen3-moe": {"num_hidden_layers": 2},
+}
+DECODERS = {name: {**FAMILIES[name], **layers} for name, layers in KINDS.items()}
 DECODERS["qwen3-next"] = {
     **qwen3_5(
         vocab_size=VOCAB_SIZE,

@@ -66,13 +66,22 @@ def test_numbers_are_those_of_the_reference(shape: str) -> None:
     assert not torch.equal(logits, by_torch), "the same bits: was it the same code?"
 
 
+def draw_sequences(rng: random.Random) -> list[list[int]]:
+    return [random_tokens(rng.randrange(40, 200), seed) for seed in range(8)]
+
+
+@pytest.fixture(scope="module")
+def alone(model: DeepseekV41ForCausalLM) -> list[torch.Tensor]:
+    sequences = draw_sequences(random.Random(11))
+    return [make_harness(model, 1).run(ids, [len(ids)]) for ids in sequences]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bits_do_not_depend_on_batch_chunks_drafts_or_threads(
-    model: DeepseekV41ForCausalLM, threads: int
+    model: DeepseekV41ForCausalLM, alone: list[torch.Tensor], threads: int
 ) -> None:
     rng = random.Random(11)
-    sequences = [random_tokens(rng.randrange(40, 200), seed) for seed in range(8)]
-    alone = [make_harness(model, 1).run(ids, [len(ids)]) for ids in sequences]
+    sequences = draw_sequences(rng)
     harness = make_harness(model, threads, num_blocks=900)
     requests = [harness.add(ids) for ids in sequences]
     together: list[list[torch.Tensor]] = [[] for _ in sequences]
@@ -113,10 +122,16 @@ def run_prompts(harness: PagedHarness, seed: int, *, is_lazy: bool) -> list[torc
     return [torch.stack(parts) for parts in found]
 
 
+@pytest.fixture(scope="module")
+def eager(model: DeepseekV41ForCausalLM) -> list[list[torch.Tensor]]:
+    return [run_prompts(make_harness(model, 1), seed, is_lazy=False) for seed in range(6)]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_lazy_decoder_has_the_same_bits(model: DeepseekV41ForCausalLM, threads: int) -> None:
-    for seed in range(6):
-        whole = run_prompts(make_harness(model, 1), seed, is_lazy=False)
+def test_the_lazy_decoder_has_the_same_bits(
+    model: DeepseekV41ForCausalLM, eager: list[list[torch.Tensor]], threads: int
+) -> None:
+    for seed, whole in enumerate(eager):
         lazy = run_prompts(make_harness(model, threads), seed, is_lazy=True)
         for one, other in zip(whole, lazy, strict=True):
             assert torch.equal(one, other)

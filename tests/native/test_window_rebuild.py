@@ -9,7 +9,7 @@ import torch
 from tests.model_executor.models.deepseek_v41.test_model import build_both
 from tests.model_executor.models.harness import PagedHarness
 from tests.model_executor.models.hf_reference import randomize_, sixteen_rate
-from tests.model_executor.models.test_window_rebuild import LENGTH, Rebuild
+from tests.model_executor.models.test_window_rebuild import LENGTH, TOKENS, Rebuild
 from tests.model_executor.models.tiny_config import tiny_config
 from vllm.model_executor.models.deepseek_v4.config import DeepseekV4Config
 from vllm.model_executor.models.deepseek_v4.model import DeepseekV4ForCausalLM
@@ -34,10 +34,20 @@ def case(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Any], int]:
     return build_both(3)[0], V41_OPTIONS, 8 + 9 * 7
 
 
+@pytest.fixture(scope="module")
+def whole(case: tuple[Any, dict[str, Any], int]) -> torch.Tensor:
+    """Returns the logits of the request of ``Rebuild`` from one step."""
+    model, options, _ = case
+    return PagedHarness(model, num_blocks=200, **options).run(TOKENS, [LENGTH])
+
+
 @pytest.mark.parametrize("boundary", [192, 203])
 @pytest.mark.parametrize("sizes", [[], [30], [20, 5, 1, 3]], ids=str)
 def test_rebuilt_windows_have_the_same_bits(
-    case: tuple[Any, dict[str, Any], int], boundary: int, sizes: Sequence[int]
+    case: tuple[Any, dict[str, Any], int],
+    whole: torch.Tensor,
+    boundary: int,
+    sizes: Sequence[int],
 ) -> None:
     model, options, span = case
     rebuild = Rebuild(model, boundary, **options)
@@ -47,15 +57,14 @@ def test_rebuilt_windows_have_the_same_bits(
     assert not rebuild.harness.last_streams[: span // 2].any() or sizes, "were all rows computed?"
     request, harness = rebuild.request, rebuild.harness
     request.write_from = ()
-    expected = PagedHarness(model, num_blocks=200, **options).run(request.token_ids, [LENGTH])
     num_left = LENGTH - boundary
     logits = torch.cat([harness.step([(request, n)])[0] for n in (1, 4, num_left - 5)])
-    assert torch.equal(logits, expected[boundary:])
+    assert torch.equal(logits, whole[boundary:])
     assert not rebuild.dense_is_unchanged()
 
 
 def test_a_step_may_go_on_beyond_the_boundary_in_company(
-    case: tuple[Any, dict[str, Any], int],
+    case: tuple[Any, dict[str, Any], int], whole: torch.Tensor
 ) -> None:
     model, options, span = case
     rebuild = Rebuild(model, 200, **options)
@@ -64,5 +73,5 @@ def test_a_step_may_go_on_beyond_the_boundary_in_company(
     other = harness.add(request.token_ids[50:120])
     company, logits = harness.step([(other, 70), (request, LENGTH - 200 + span)])
     alone = PagedHarness(model, num_blocks=200, **options)
-    assert torch.equal(logits[span:], alone.run(request.token_ids, [LENGTH])[200:])
+    assert torch.equal(logits[span:], whole[200:])
     assert torch.equal(company, alone.run(request.token_ids[50:120], [70]))

@@ -28,6 +28,7 @@ WINDOW = 16
 NUM_LAYERS = 4
 SPAN = WINDOW + (NUM_LAYERS - 1) * (WINDOW - 1)
 LENGTH = 240
+TOKENS = random_tokens(LENGTH, 5)
 TOLERANCE = 1e-5
 
 
@@ -40,13 +41,19 @@ def model() -> DeepseekV4ForCausalLM:
     return model
 
 
+@pytest.fixture(scope="module")
+def whole(model: DeepseekV4ForCausalLM) -> torch.Tensor:
+    """Returns the logits of all tokens from one step."""
+    return PagedHarness(model, num_blocks=200).run(TOKENS, [LENGTH])
+
+
 class Rebuild:
     """A request computed up to b, whose window state is then lost and computed again."""
 
     def __init__(self, model: CausalLM[Any], boundary: int, **options: Any) -> None:
         self.harness = PagedHarness(model, num_blocks=200, **options)
         self.boundary = boundary
-        self.request = self.harness.add(random_tokens(LENGTH, 5))
+        self.request = self.harness.add(TOKENS)
         self.harness.step([(self.request, 100)])
         self.harness.step([(self.request, boundary - 100)])
         self.window_rows = self.read_window_rows()
@@ -105,7 +112,7 @@ class Rebuild:
 @pytest.mark.parametrize("boundary", [192, 200, 203])
 @pytest.mark.parametrize("sizes", [[SPAN], [30, SPAN - 30], [20, 5, 1, SPAN - 29, 3]], ids=str)
 def test_the_window_state_is_exact_and_entries_are_left_alone(
-    model: DeepseekV4ForCausalLM, boundary: int, sizes: list[int]
+    model: DeepseekV4ForCausalLM, whole: torch.Tensor, boundary: int, sizes: list[int]
 ) -> None:
     rebuild = Rebuild(model, boundary)
     rebuild.run(boundary - SPAN, sizes)
@@ -115,20 +122,20 @@ def test_the_window_state_is_exact_and_entries_are_left_alone(
     # The request goes on as if nothing had been lost, and writes entries again.
     request, harness = rebuild.request, rebuild.harness
     request.write_from = ()
-    expected = PagedHarness(model, num_blocks=200).run(request.token_ids, [LENGTH])
     num_left = LENGTH - boundary
     logits = torch.cat([harness.step([(request, n)])[0] for n in (1, 4, num_left - 5)])
-    torch.testing.assert_close(logits, expected[boundary:], atol=1e-3, rtol=0)
+    torch.testing.assert_close(logits, whole[boundary:], atol=1e-3, rtol=0)
     assert not rebuild.dense_is_unchanged()
 
 
-def test_a_step_may_go_on_beyond_the_boundary(model: DeepseekV4ForCausalLM) -> None:
+def test_a_step_may_go_on_beyond_the_boundary(
+    model: DeepseekV4ForCausalLM, whole: torch.Tensor
+) -> None:
     rebuild = Rebuild(model, 200)
     request, harness = rebuild.request, rebuild.harness
     rebuild.lose(200 - SPAN)
     (logits,) = harness.step([(request, LENGTH - 200 + SPAN)])
-    expected = PagedHarness(model, num_blocks=200).run(request.token_ids, [LENGTH])
-    torch.testing.assert_close(logits[SPAN:], expected[200:], atol=1e-3, rtol=0)
+    torch.testing.assert_close(logits[SPAN:], whole[200:], atol=1e-3, rtol=0)
     for name, before in zip(rebuild.names(dense=True), rebuild.dense_bytes, strict=True):
         pages = harness.kv_caches[name].view(torch.int32)
         for block, row in find_entry_rows(harness, request, name, 200):

@@ -107,9 +107,12 @@ class RowMemory:
 
     def _lowest_writable(self, block_id: int) -> int:
         """Return the position below which rows of a block may not change any more."""
+        sealed = self._sealed.get(block_id)
+        if sealed is None:
+            return 0
         block = self._pool.blocks[block_id]
         alive = {self._life_of(block), *self._index.checkpoints_of(block)}
-        return max((p for what, p in self._sealed.get(block_id, ()) if what in alive), default=0)
+        return max((position for what, position in sealed if what in alive), default=0)
 
     def _life_of(self, block: KVCacheBlock) -> object:
         """Return what tells keys of a block from those it carries after it was taken again."""
@@ -133,13 +136,14 @@ class RowMemory:
         """Drop a request's tables."""
         self._windows.pop(request_id, None)
 
-    def _write(self, group: int, block_id: int, row: int, tag: Tag, end: int) -> None:
+    def _write(self, group: int, block_id: int, first: int, tags: Sequence[Tag], end: int) -> None:
+        """Write rows of one block that follow each other; ``end`` is where the first one does."""
         sealed = self._lowest_writable(block_id)
         assert end > sealed, f"I6: a row below {sealed} is written after its publication"
         owner, rows = self._blocks.get(block_id, (group, {}))
         if owner != group:
             rows = {}  # one page, other layers: the old rows are gone
-        rows[row] = tag
+        rows.update(enumerate(tags, first))
         self._blocks[block_id] = (group, rows)
 
     def _read(self, group: int, block_id: int, first: int, tags: Sequence[Tag], what: str) -> None:
@@ -147,12 +151,13 @@ class RowMemory:
         assert block_id != 0, f"{what}: the null block is read"
         owner, rows = self._blocks.get(block_id, (-1, {}))
         assert owner == group, f"{what}: block {block_id} holds rows of group {owner}"
-        get = rows.get
-        for row, tag in enumerate(tags, first):
-            found = get(row)
-            # A row of all layers is one of some, too.
-            if found != tag and (found is None or found + _SOME_LAYERS != tag):
-                raise AssertionError(f"{what}: row {row} of block {block_id} is another prefix's")
+        found = [*map(rows.get, range(first, first + len(tags)))]
+        if found != tags:
+            for row, (own, tag) in enumerate(zip(found, tags, strict=True), first):
+                # A row of all layers is one of some, too.
+                if own != tag and (own is None or own + _SOME_LAYERS != tag):
+                    text = f"{what}: row {row} of block {block_id} is another prefix's"
+                    raise AssertionError(text)
         self.num_rows_read += len(tags)
 
     def _window_block(self, request_id: str, group: int, index: int) -> int:
@@ -166,14 +171,14 @@ class RowMemory:
         for index in group.rows_below(position):
             block = self._window_block(rid, group.group_id, index)
             what = f"{rid} resuming at {position}, state of group {group.group_id}"
-            self._read(group.group_id, block, 0, (tag,), what)
+            self._read(group.group_id, block, 0, [tag], what)
 
     def write_state(self, rid: str, group: GroupGeometry, position: int, tag: Tag) -> None:
         """Store the state after ``position`` tokens in the blocks that it was given, if any."""
         blocks = [self._window_block(rid, group.group_id, i) for i in group.rows_below(position)]
         assert all(blocks) or not any(blocks), f"{rid}: a part of a state at {position}"
         for block in filter(None, blocks):
-            self._write(group.group_id, block, 0, tag, position)
+            self._write(group.group_id, block, 0, [tag], position)
 
     def run(
         self,
@@ -191,7 +196,7 @@ class RowMemory:
         """
         rid = request.request_id
         exact_from = bounds.read_from + self._spread if bounds.write_from else 0
-        window_tags = [tag if row >= exact_from else _INEXACT for row, tag in enumerate(tags)]
+        window_tags = [_INEXACT] * min(exact_from, len(tags)) + tags[exact_from:]
         states = [group for group in self._geometry.windows if group.is_recurrent]
         rows = [group for group in self._geometry.windows if not group.is_recurrent]
         for group in states:
@@ -214,21 +219,22 @@ class RowMemory:
                     tags_read = [_leave_out(tag, row, group, bounds) for row, tag in read]
                 self._read(group.group_id, block, begin % group.block_size, tags_read, what)
         for group in rows:
-            for row in range(start, end):
-                block = self._window_block(rid, group.group_id, row // group.block_size)
+            for index, begin, stop in split_rows(start, end, group.block_size):
+                block = self._window_block(rid, group.group_id, index)
                 if block:
-                    tag = _leave_out(window_tags[row], row, group, bounds)
-                    self._write(group.group_id, block, row % group.block_size, tag, row + 1)
+                    written = enumerate(window_tags[begin:stop], begin)
+                    own = [_leave_out(tag, row, group, bounds) for row, tag in written]
+                    self._write(group.group_id, block, begin % group.block_size, own, begin + 1)
         for group in self._geometry.dense:
             table = dense[group.group_id]
             rows_per_block = group.block_size // group.ratio
             first = max(start, bounds.write_from[group.group_id] if bounds.write_from else 0)
-            for k in range(first // group.ratio, end // group.ratio):
-                block = table[k // rows_per_block]
-                tag = tags[(k + 1) * group.ratio - 1]
-                self._write(group.group_id, block, k % rows_per_block, tag, (k + 1) * group.ratio)
-            what = f"{rid} dense group {group.group_id} at {end}"
+            first, last = first // group.ratio, end // group.ratio
             row_tags = tags[group.ratio - 1 : end : group.ratio]
+            for index, begin, stop in split_rows(first, last, rows_per_block):
+                row, behind = begin % rows_per_block, (begin + 1) * group.ratio
+                self._write(group.group_id, table[index], row, row_tags[begin:stop], behind)
+            what = f"{rid} dense group {group.group_id} at {end}"
             for index, begin, stop in split_rows(0, end // group.ratio, rows_per_block):
                 self._read(group.group_id, table[index], 0, row_tags[begin:stop], what)
 

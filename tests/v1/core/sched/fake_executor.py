@@ -29,11 +29,12 @@ def scripted(scripts: dict[str, Sequence[int]], default: int = 7) -> Script:
     return play
 
 
-def tags_of(tokens: Sequence[int]) -> list[int]:
-    """Return per position a tag of the prefix that ends there."""
+def tags_of(tokens: Sequence[int], before: int = 0) -> list[int]:
+    """Return per position a tag of the prefix that ends there, behind one with a tag."""
     tags: list[int] = []
     for token in tokens:
-        tags.append(hash((tags[-1] if tags else 0, token)))
+        before = hash((before, token))
+        tags.append(before)
     return tags
 
 
@@ -84,6 +85,17 @@ class WorkerRequest:
     tables: list[list[int]]
     num_computed: int
     preempted: bool = field(default=False)
+    tagged: list[int] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+
+    def tag(self, drafts: Sequence[int]) -> list[int]:
+        """Return the tags of its tokens and of drafts behind them."""
+        known = len(self.tagged)
+        if self.tokens[:known] != self.tagged:
+            known = 0
+        self.tags[known:] = tags_of(self.tokens[known:], self.tags[known - 1] if known else 0)
+        self.tagged[known:] = self.tokens[known:]
+        return self.tags + tags_of(drafts, self.tags[-1] if self.tags else 0)
 
 
 class FakeExecutor:
@@ -180,7 +192,7 @@ class FakeExecutor:
         for req_id in output.num_scheduled_tokens:
             start, end, drafts = self._span(req_id, output)
             state = self.requests[req_id]
-            spans.append((state, tags_of(state.tokens + drafts), start, end))
+            spans.append((state, state.tag(drafts), start, end))
             if self.rows is not None:
                 request: Any = SimpleNamespace(request_id=req_id)
                 self.rows.run(request, spans[-1][1], start, end, tuple(state.tables))
