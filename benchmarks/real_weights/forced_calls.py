@@ -4,7 +4,8 @@
 
 Drawn from a seed: one to four tools with flat, nested and optional arguments, any of them or a
 named one, streamed or not, sampled or not, one call or several. An answer is right if it ends by
-itself as calls of offered functions whose arguments follow their schemas.
+itself as calls of offered functions whose arguments follow their schemas. Texts and lists of the
+tools have limits: a small model does not end every one by itself, and no grammar knows where.
 """
 
 import json
@@ -21,24 +22,24 @@ from jsonschema import Draft202012Validator
 
 from benchmarks.live_server import LiveServer
 from benchmarks.real_weights.checks import Report
-from benchmarks.real_weights.schemas import NUMBER, TEXT, TRUTH, WHOLE, shape
+from benchmarks.real_weights.schemas import NUMBER, TRUTH, WHOLE, shape
 
 _MAX_TOKENS, _TOGETHER = 512, 8
+_TEXT = {"type": "string", "maxLength": 80}
+_TEXTS = {"type": "array", "items": _TEXT, "maxItems": 3}
 _WHERE = shape(lat=NUMBER, lon=NUMBER)
-_PERSON = shape(["name"], name=TEXT, age=WHOLE, home=_WHERE)
+_PERSON = shape(["name"], name=_TEXT, age=WHOLE, home=_WHERE)
 TOOLS: Mapping[str, dict[str, Any]] = {
-    "get_weather": shape(["city"], city=TEXT, unit={"enum": ["celsius", "fahrenheit"]}),
+    "get_weather": shape(["city"], city=_TEXT, unit={"enum": ["celsius", "fahrenheit"]}),
     "add": shape(a=NUMBER, b=NUMBER),
     "book_table": shape(["guests", "on"], guests=WHOLE, on={"type": "string", "format": "date"}),
-    "send_mail": shape(
-        ["to", "body"], to={"type": "array", "items": TEXT, "maxItems": 3}, body=TEXT, copy=TRUTH
-    ),
-    "list_files": shape([], folder=TEXT, deep=TRUTH),
-    "save_person": shape(["person"], person=_PERSON, tags={"type": "array", "items": TEXT}),
-    "set_values": shape(values={"type": "object", "additionalProperties": WHOLE}),
-    "route": shape(start=_WHERE, end={"anyOf": [_WHERE, TEXT]}),
+    "send_mail": shape(["to", "body"], to=_TEXTS, body=_TEXT, copy=TRUTH),
+    "list_files": shape([], folder=_TEXT, deep=TRUTH),
+    "save_person": shape(["person"], person=_PERSON, tags=_TEXTS),
+    "set_values": shape(values=shape([], red=WHOLE, green=WHOLE, blue=WHOLE)),
+    "route": shape(start=_WHERE, end={"anyOf": [_WHERE, _TEXT]}),
     "now": {"type": "object", "properties": {}},
-    "find": shape(["text"], text=TEXT, limit={"anyOf": [WHOLE, {"type": "null"}]}),
+    "find": shape(["text"], text=_TEXT, limit={"anyOf": [WHOLE, {"type": "null"}]}),
 }
 _QUESTIONS = (
     "What is the weather in Oslo?",

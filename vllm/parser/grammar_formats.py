@@ -166,13 +166,14 @@ def tag(begin: str, content: Format, end: str) -> Format:
 
 
 def calls_of(tags: Sequence[Format], separator: str, one_call: bool) -> Format:
-    """Return the format of at least one of some tags."""
+    """Return the format of at least one of some tags, up to the first that is there already."""
     return {
         "type": "tags_with_separator",
         "tags": list(tags),
         "separator": separator,
         "at_least_one": True,
         "stop_after_first": one_call,
+        "ends_at_repeat": not one_call,
     }
 
 

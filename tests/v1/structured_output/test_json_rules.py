@@ -11,7 +11,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.v1.structured_output.conftest import EOS, VOCAB, Reader
+from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.json_rules import MAX_DIGITS, has_free_keys
 from vllm.v1.structured_output.masks import MaskWork
@@ -176,6 +178,53 @@ def test_masks_behind_drafts_are_those_without(reader: Reader) -> None:
             assert allowed(reader, grammar)[0] == row
             if draft is None or not grammar.accept_tokens("q", [draft]):
                 break
+
+
+_TOOLS = parse_tools(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
+            },
+        }
+        for name in ("find", "now")
+    ]
+)
+_WRITTEN = {
+    "hermes": lambda name, n: (
+        f'<tool_call>\n{{"name": "{name}", "arguments": {{"n": {n}}}}}\n</tool_call>'
+    ),
+    "llama3_json": lambda name, n: f'{{"name": "{name}", "parameters": {{"n": {n}}}}}',
+    "glm": lambda name, n: (
+        f"<tool_call>{name}\n<arg_key>n</arg_key>\n<arg_value>{n}</arg_value>\n</tool_call>"
+    ),
+}
+_BETWEEN = {"hermes": "\n", "llama3_json": "; ", "glm": "\n"}
+
+
+@pytest.mark.parametrize("dialect", list(_WRITTEN))
+def test_forced_calls_end_behind_one_that_was_made_already(reader: Reader, dialect: str) -> None:
+    tag = answer_tag(dialect, AnswerGrammar(_TOOLS))
+    written, between = _WRITTEN[dialect], _BETWEEN[dialect]
+    for names, ends in (
+        (("find1",), False),
+        (("find1", "find2"), False),
+        (("find1", "now1"), False),
+        (("find1", "find1"), True),
+        (("find1", "now1", "find2", "now1"), True),
+    ):
+        grammar = start(reader, structural_tag=tag)
+        calls = between.join(written(name[:-1], int(name[-1])) for name in names)
+        *first, last = reader.encode(calls)
+        assert grammar.accept_tokens("q", first)
+        # Behind drafts as without them.
+        behind = allowed(reader, grammar, [last])[1]
+        assert grammar.accept_tokens("q", [last])
+        assert allowed(reader, grammar)[0] == behind
+        assert EOS in behind
+        assert (behind == [EOS]) is ends, names
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from vllm.v1.structured_output.limits import (
 )
 from vllm.v1.structured_output.mask_bits import BITS, allow_only
 from vllm.v1.structured_output.masks import MaskWork
+from vllm.v1.structured_output.structural_tag import ENDS_AT_REPEAT
 
 # Bits of masks that one thread fills before several would have begun.
 _MIN_PARALLEL_BITS = 1 << 18
@@ -89,7 +90,9 @@ class Backend:
             return None
         # Between tags may stand anything, so keys are followed in an answer that is all JSON.
         follows_keys = schema is not None and has_free_keys(schema)
-        return JsonRules(self._json_tokens, UsedKeys() if follows_keys else None)
+        keys = UsedKeys() if follows_keys else None
+        may_repeat = ENDS_AT_REPEAT in (params.structural_tag or "")
+        return JsonRules(self._json_tokens, keys, may_repeat=may_repeat)
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         text = make_grammar_text(params, self._special_tokens)

@@ -110,7 +110,7 @@ class Grammar:
         """
         self._has_failed = self._matcher.is_error()
         if self._rules is not None and not self._has_failed:
-            self._rules.restrict(bits, row, self._matcher)
+            self._rules.restrict(bits, row, self._matcher, self._end_ids)
 
     def forget_mask(self) -> None:
         """Ask the matcher of the next token: its mask says more than the grammar."""

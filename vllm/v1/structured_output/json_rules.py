@@ -1,11 +1,12 @@
 """What JSON may not go on to although its grammar lets it: numbers without end, a key twice.
 
-A grammar lets a number have any number of digits, and an object with keys of the model's own
-choosing have one of them again and again. A model that begins so does not stop. Both are followed
-here, token by token, and taken out of masks:
+A grammar lets a number have any number of digits, an object with keys of the model's own choosing
+have one of them again and again, and an answer call the same again and again. A model that begins
+so does not stop. All are followed here, token by token, and taken out of masks:
 
 * behind ``MAX_DIGITS`` digits in a row no further one comes;
-* no key is written that its object has.
+* no key is written that its object has;
+* behind a call that the answer has already it ends, where it may.
 
 Each unless nothing else may follow: what a schema asks for goes first.
 """
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from vllm.v1.structured_output.closed_objects import find_schemas
-from vllm.v1.structured_output.mask_bits import BITS, forbid_tokens, is_allowed
+from vllm.v1.structured_output.mask_bits import BITS, forbid_tokens, is_allowed, keep_only
+from vllm.v1.structured_output.structural_tag import REPEATABLE
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -227,41 +229,56 @@ class UsedKeys:
 class JsonRules:
     """What one answer may not go on to.
 
-    Owns: how many digits it ends with, and its keys.
+    Owns: how many digits it ends with, its keys, and its text where calls must not come twice.
 
     Args:
         tokens: The vocabulary's.
         keys: Of the answer so far, where an object may have keys that its schema does not name;
             None: none may.
+        may_repeat: Whether the grammar marks what must not come twice.
     """
 
-    def __init__(self, tokens: JsonTokens, keys: UsedKeys | None) -> None:
-        self._tokens, self._keys = tokens, keys
-        self._num_digits = 0
+    def __init__(
+        self, tokens: JsonTokens, keys: UsedKeys | None, *, may_repeat: bool = False
+    ) -> None:
+        self._tokens, self._keys, self._may_repeat = tokens, keys, may_repeat
+        self._num_digits, self._said = 0, bytearray()
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
-        made = type(self)(self._tokens, None if self._keys is None else self._keys.copy())
-        made._num_digits = self._num_digits
+        keys = None if self._keys is None else self._keys.copy()
+        made = type(self)(self._tokens, keys, may_repeat=self._may_repeat)
+        made._num_digits, made._said = self._num_digits, self._said.copy()
         return made
 
     def feed(self, token_ids: Sequence[int]) -> None:
         """Take in what was written next."""
         for token_id in token_ids:
             self._num_digits = self._tokens.count_digits(self._num_digits, token_id)
+        if self._keys is None and not self._may_repeat:
+            return
+        content = self._tokens.spell(token_ids)
         if self._keys is not None:
-            self._keys.feed(self._tokens.spell(token_ids))
+            self._keys.feed(content)
+        if self._may_repeat:
+            self._said += content
 
-    def restrict(self, bits: np.ndarray, row: int, matcher: "LLMatcher") -> None:
+    def restrict(
+        self, bits: np.ndarray, row: int, matcher: "LLMatcher", end_ids: Iterable[int]
+    ) -> None:
         """Take out of a mask what may not follow, unless nothing else may.
 
         Args:
             bits: int32 ``[R, ceil(V / 32)]``.
             row: The mask's.
             matcher: Made it.
+            end_ids: Tokens that end an answer.
 
         Mutates: ``bits``.
         """
+        if self._may_repeat and matcher.is_accepting() and _has_repeated(matcher, self._said):
+            keep_only(bits, row, end_ids)
+            return
         if self._num_digits >= MAX_DIGITS:
             self._tokens.bar_digits(bits, row)
         if self._keys is None or not self._keys.used:
@@ -290,6 +307,14 @@ class JsonRules:
             if last is not None and is_allowed(bits, row, last) and _must_close(matcher, last):
                 barred.append(last)
         return barred
+
+
+def _has_repeated(matcher: "LLMatcher", said: bytearray) -> bool:
+    """Whether an answer's end is there already, where the grammar marks it."""
+    # Of equal captures in a row the library keeps one.
+    captured = [content for name, content in matcher.get_captures() if name == REPEATABLE]
+    last = captured[-1] if captured else b""
+    return bool(last) and said.endswith(last) and said.count(last) > 1
 
 
 def _must_close(matcher: "LLMatcher", token_id: int) -> bool:

@@ -24,6 +24,17 @@ def allow_only(bits: np.ndarray, row: int, token_id: int) -> None:
     bits[row, token_id // BITS] = _BIT_AS_INT32[token_id % BITS]
 
 
+def keep_only(bits: np.ndarray, row: int, token_ids: Iterable[int]) -> None:
+    """Let nothing but those of these tokens be possible in a row that were; none were: let all.
+
+    Mutates: ``bits``, int32 ``[R, ceil(V / 32)]``.
+    """
+    kept = [token_id for token_id in token_ids if is_allowed(bits, row, token_id)]
+    if kept:
+        bits[row] = 0
+        allow_tokens(bits, np.full(len(kept), row), np.array(kept))
+
+
 def allow_tokens(bits: np.ndarray, rows: np.ndarray, token_ids: np.ndarray) -> None:
     """Let one token in each of these rows, int64 ``[N]``, be possible too.
 

@@ -10,6 +10,9 @@ from llguidance import regex_to_lark
 from vllm.exceptions import UserInputError
 
 _ANY_TEXT = r"/(?s:.*)/"
+ENDS_AT_REPEAT = "ends_at_repeat"
+REPEATABLE = "repeatable"
+"""Name of the captures behind which an answer may end: at one that it has already, it must."""
 
 
 class TagGrammar:
@@ -178,6 +181,8 @@ class TagGrammar:
         if not tags:
             raise _error("holds an empty list 'tags'")
         one = self._any_of(tags)
+        if item.get(ENDS_AT_REPEAT):
+            one = self._rule(one, f'[capture="{REPEATABLE}"]')
         more = "" if item.get("stop_after_first") else self._more(one, _text(item, "separator"))
         listed = f"{one} {more}"
         return listed if item.get("at_least_one") else f"({listed})?"
