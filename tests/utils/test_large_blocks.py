@@ -32,6 +32,21 @@ for thread in threads:
     thread.join()
 print(rss() - before)
 """
+_HOLES = """
+import resource
+from vllm.utils.large_blocks import trim_heap
+
+def rss():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() >> 20
+
+blocks = [bytearray(100_000) for _ in range(2000)]
+full = rss()
+kept = blocks[::50] + [blocks[-1]]
+del blocks
+assert trim_heap()
+print(full - rss())
+"""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
@@ -40,3 +55,11 @@ def test_large_blocks_leave_no_holes() -> None:
         [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(found.stdout) < 40
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a call of glibc")
+def test_holes_of_the_heap_go_back() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _HOLES], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(found.stdout) > 150

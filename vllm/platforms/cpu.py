@@ -42,18 +42,17 @@ class CpuPlatform(Platform):
         """Return float32: bf16 matmuls are no faster on most hosts, and less exact."""
         return "float32"
 
-    def check_and_update_config(self, config: VllmConfig) -> VllmConfig:
+    def check_before_load(self, config: VllmConfig) -> None:
         """See ``Platform``; also refuses a GGUF file whose weights this machine cannot hold.
 
         Its header says what they take: without, minutes of reading would end in the kernel's kill.
         """
-        config = super().check_and_update_config(config)
+        super().check_before_load(config)
         model = config.model_config
         if model is not None and config.load_config.load_format != "dummy":
             path = model.path or model.model
             if is_gguf(path):
                 self._check_weights_fit(path, config.parallel_config.num_local_cores)
-        return config
 
     def _check_weights_fit(self, path: str, num_cores: int) -> None:
         least = num_cores * count_least_bytes(read_gguf(path))

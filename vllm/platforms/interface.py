@@ -135,7 +135,7 @@ class Platform(ABC):
                 f"device {device!r} was asked for, but the active platform is "
                 f"{self.device_type!r}: use --device auto or --device {self.device_type}."
             )
-        self._check_weights_cache(config)
+        self.check_before_load(config)
         changes: dict[str, Any] = {
             "device_config": dataclasses.replace(config.device_config, device=self.device_type)
         }
@@ -148,8 +148,14 @@ class Platform(ABC):
             changes["model_config"] = model_config
         return dataclasses.replace(config, **changes)
 
-    def _check_weights_cache(self, config: VllmConfig) -> None:
-        """Refuse a folder for packed weights where nothing would be packed."""
+    def check_before_load(self, config: VllmConfig) -> None:
+        """Refuse what cannot start, by the checkpoint's header alone; must not load torch.
+
+        Asked where flags become a config, and again before weights load.
+
+        Raises:
+            ConfigError: A folder for packed weights was given where nothing would be packed.
+        """
         folder, model = config.load_config.weights_cache_dir, config.model_config
         if folder is None or model is None:
             return

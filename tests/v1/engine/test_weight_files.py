@@ -16,7 +16,9 @@ from tests.model_executor.models.decoder.reference import build_hf_model, qwen3
 from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.executor.rank_engines import run_engine
 from vllm.distributed.kv_transfer.handover.fingerprint import fingerprint_weights
+from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files
+from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.engine.engine_args import EngineArgs
 
 RAW = qwen3(vocab_size=byte_level().vocab_size, hidden_size=256, intermediate_size=256, head_dim=64)
@@ -121,3 +123,28 @@ def test_a_fingerprint_tells_weights_apart(kind: str, tmp_path: Path) -> None:
         data[at] ^= 1
     last.write_bytes(data)
     assert take(copy) != before
+
+
+def test_a_split_file_is_taken_from_its_packed_copy(tmp_path: Path) -> None:
+    model, cache = write_kind("split gguf", tmp_path / "checkpoint"), tmp_path / "cache"
+    expected = answer(model, None)
+    written = []
+    for _ in range(2):
+        assert answer(model, None, weights_cache_dir=str(cache)) == expected
+        written.append([path.stat() for path in cache.glob("*.panels")])
+    # It is as it was: read, not written anew.
+    assert len(written[0]) == 1
+    assert [own.st_mtime_ns for own in written[0]] == [own.st_mtime_ns for own in written[1]]
+
+
+def test_what_cannot_start_is_refused_with_the_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plain = (write_kind(kind, tmp_path / kind) for kind in ("gguf", "single"))
+    with pytest.raises(ConfigError, match="weights_cache_dir='packed' keeps the packed weights"):
+        EngineArgs(model=str(plain), weights_cache_dir="packed").create_vllm_config()
+    monkeypatch.setattr(CpuPlatform, "total_memory_bytes", lambda self: 1000)
+    with pytest.raises(
+        ConfigError, match=r"model\.gguf take at least .* this machine has 0\.0 GiB"
+    ):
+        EngineArgs(model=str(model)).create_vllm_config()

@@ -32,7 +32,6 @@ from vllm.model_executor.layers.quantization.panels import (
     GroupValues,
     PackedRows,
     PanelParts,
-    allocate_beside,
 )
 
 logger = init_logger(__name__)
@@ -54,8 +53,6 @@ _DTYPES = {
         torch.float8_e4m3fn,
     )
 }
-# Of these a step reads a few of many: they stay in the file, and memory holds what was read.
-_MAPPED = ".experts."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +91,7 @@ class PackedCopies:
     def read(self, name: str, inputs: Any) -> PackedRows:
         """Return a matrix, checked already, with what its products' inputs are rounded to."""
         entry = self._entries[name]
-        parts = entry.file.read(entry.said, stays=_MAPPED in name)
-        return PackedRows.of_parts(parts, inputs)
+        return PackedRows.of_parts(entry.file.read(entry.said), inputs)
 
     def write(self, matrices: Sequence[tuple[str, PackedRows]]) -> None:
         """Write matrices into a file of their own, if there is room, and drop those it replaces.
@@ -157,8 +153,8 @@ class _MappedCopies:
                 raise CheckpointError(f"it ends after {size:,} bytes")
             # Private, as torch wants memory it could write; nobody does, so none is set aside.
             flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-            self.memory = mmap.mmap(opened.fileno(), size, flags=flags)
-        self._bytes = memoryview(self.memory)
+            self._memory = mmap.mmap(opened.fileno(), size, flags=flags)
+        self._bytes = memoryview(self._memory)
 
     def read_index(self) -> dict[str, dict[str, Any]]:
         """Return what the file holds, by name.
@@ -180,12 +176,12 @@ class _MappedCopies:
         digest: str = said["xxh3"]
         return _digest_pieces(self._bytes[at : at + n] for at, n in said["pieces"]) == digest
 
-    def read(self, said: dict[str, Any], *, stays: bool) -> PanelParts:
-        """Return a matrix that looks into the file, or, unless it stays there, a copy of it."""
-        pieces = {}
-        for at, size in said["pieces"]:
-            mapped = torch.frombuffer(self.memory, dtype=torch.uint8, count=size, offset=at)
-            pieces[at] = mapped if stays else self._copy(mapped, at)
+    def read(self, said: dict[str, Any]) -> PanelParts:
+        """Return a matrix that looks into the file."""
+        pieces = {
+            at: torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=at)
+            for at, size in said["pieces"]
+        }
         scales = _read_numbers(said["scales"], pieces)
         assert scales is not None, "there are always scales"
         num_rows, num_columns = said["size"]
@@ -199,16 +195,6 @@ class _MappedCopies:
             _read_numbers(said["offsets"], pieces),
             None if said["order"] is None else _view(said["order"], pieces),
         )
-
-    def _copy(self, mapped: torch.Tensor, at: int) -> torch.Tensor:
-        """Copy bytes into huge pages, and let go of those that were mapped."""
-        own = allocate_beside((len(mapped),), torch.uint8)
-        own.copy_(mapped)
-        start = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (at + len(mapped)) // mmap.PAGESIZE * mmap.PAGESIZE
-        if stop > start and hasattr(mmap, "MADV_DONTNEED"):
-            self.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
-        return own
 
 
 class _Layout:

@@ -56,7 +56,11 @@ from vllm.model_executor.model_loader.resolve import (
 )
 from vllm.model_executor.model_loader.vector_checkpoints import read_vector_checkpoint
 from vllm.model_executor.models.registry import read_architectures, resolve_model
-from vllm.platforms.resolve import find_plugin_platform, is_cuda_available
+from vllm.platforms.resolve import (
+    find_plugin_platform,
+    get_current_platform,
+    is_cuda_available,
+)
 from vllm.utils.argparse_utils import human_int_or_auto
 from vllm.utils.byte_sizes import parse_size
 from vllm.utils.ray_cluster import check_ray
@@ -399,6 +403,7 @@ class EngineArgs:
             multimodal_config=multimodal_config,
         )
         # The engine core looks again, but only seconds later.
+        get_current_platform().check_before_load(config)
         KVConnectorFactory.check_before_load(config)
         return config
 

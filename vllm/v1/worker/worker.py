@@ -35,6 +35,7 @@ from vllm.platforms.interface import Platform
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.byte_sizes import parse_size
 from vllm.utils.gguf_file import is_gguf
+from vllm.utils.large_blocks import trim_heap
 from vllm.utils.liveness import LONG_STEP_TIMEOUTS
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.ops.narrow_linear import is_native
@@ -204,6 +205,7 @@ class Worker:
         self._stored = []
         if self._quantization is not None:
             self._quantization.finish_loading()
+            trim_heap()
         self._gguf = None
         # Platforms may wrap the model: its own word is kept.
         self._num_previous_tokens = self._model.num_previous_tokens
