@@ -104,7 +104,7 @@ def make_kernels(
     library = load_library()
     assert library is not None
     context = NativeContext(library, num_threads, build)
-    return NativeTowerKernels(context, weights, plan, rounds=rounds)
+    return NativeTowerKernels(lambda: context, weights, plan, rounds=rounds)
 
 
 def run(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from threading import Lock
 
 import torch
@@ -129,10 +130,10 @@ def _bounds(own: Bounds | None) -> structs.Bounds:
 class NativeTowerKernels:
     """The native kernels. Each matrix is packed when it is first multiplied by.
 
-    Owns: packed matrices.
+    Owns: packed matrices, and the threads, which have the priority of the one that computes first.
 
     Args:
-        context: Threads of its own.
+        make_context: Starts them.
         weights: The tower's.
         plan: Its layers; None: it has none.
         rounds: Whether products are those of whole numbers.
@@ -140,7 +141,7 @@ class NativeTowerKernels:
 
     def __init__(
         self,
-        context: NativeContext,
+        make_context: Callable[[], NativeContext],
         weights: TowerWeights,
         plan: EncoderPlan | None,
         *,
@@ -148,13 +149,17 @@ class NativeTowerKernels:
     ) -> None:
         # Half a word and its part of a scale, or a float.
         self.value_bytes = 2 + 4 / PAIR_GROUP if rounds else 4.0
-        self._context, self._weights, self._plan = context, weights, plan
+        self._make_context, self._weights, self._plan = make_context, weights, plan
         # Pictures are read one at a time, but now and then in two threads.
         self._lock = Lock()
         self._binder = _Binder(pack_pairs if rounds else pack_floats)
         self._maps: dict[str, structs.TowerMatrix] = {}
         self._layers: dict[int, structs.TowerLayer] = {}
         self._shape = None if plan is None else _make_shape(plan)
+
+    @cached_property
+    def _context(self) -> NativeContext:
+        return self._make_context()
 
     def map(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """See ``TowerKernels``."""
@@ -205,11 +210,11 @@ def find_tower_kernels(num_threads: int) -> KernelMaker | None:
     library = load_library() if envs.VLLM_NATIVE else None
     if library is None:
         return None
-    context, rounds = NativeContext(library, num_threads), envs.VLLM_CPU_TOWER_INT16
-    if context.vector_build == "portable":
+    if NativeContext(library, 1).vector_build == "portable":
         return None
+    make_context, rounds = partial(NativeContext, library, num_threads), envs.VLLM_CPU_TOWER_INT16
 
     def make(weights: TowerWeights, plan: EncoderPlan | None) -> TowerKernels:
-        return NativeTowerKernels(context, weights, plan, rounds=rounds)
+        return NativeTowerKernels(make_context, weights, plan, rounds=rounds)
 
     return make

@@ -1,5 +1,6 @@
 """A tower beside the steps."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -87,4 +88,20 @@ def test_the_end_waits_for_no_picture() -> None:
     thread = TowerThread(tower, 1)
     thread.start("a", PIXELS)
     assert tower.begun.wait(30)
+    thread.close()
+
+
+def test_a_tower_goes_behind_the_steps() -> None:
+    seen: list[int] = []
+
+    class Tower:
+        def encode(self, pixels: torch.Tensor, keep_going: Callable[[], None]) -> torch.Tensor:
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return pixels.float().flatten(0, 1)
+
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    thread: Any = TowerThread(Tower(), 1)  # type: ignore[arg-type]
+    thread.start("a", PIXELS)
+    wait_for(thread)
+    assert seen[0] > own or own == 19
     thread.close()

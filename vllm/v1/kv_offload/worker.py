@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
+from vllm.utils.thread_priority import lower_priority
 from vllm.v1.kv_offload.layout import ObjectLayout
 from vllm.v1.kv_offload.orders import (
     Moved,
@@ -317,7 +318,8 @@ class OffloadWorker:
     # ---- the writer --------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        _lower_priority()
+        # Steps go before this thread's work.
+        lower_priority(_NICE)
         while (batch := self._next_batch()) is not None:
             self._write_batch(batch)
             self._wake()
@@ -434,11 +436,3 @@ def _describe_end(request_id: str, restore: _Restore) -> OffloadReport:
 
 def _let_sleep() -> None:
     """Nobody waits: whoever steps asks for reports."""
-
-
-def _lower_priority() -> None:
-    """Let steps go before this thread's work."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-    except (OSError, AttributeError):
-        logger.debug("The writer's priority stays as it is.")
