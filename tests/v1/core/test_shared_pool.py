@@ -26,10 +26,11 @@ def check_owners(pool: Any) -> None:
             assert not block.ref_cnt
             assert not pool.index.is_cached(block)
         else:
-            (held if block.ref_cnt or pool.tier_of(block) is None else free)[owner] += 1
+            (held if block.ref_cnt else free)[owner] += 1
+    pinned = Counter(map(pool.owner_of, pool.pinned_queue.get_all_free_blocks()))
     for number, owned in enumerate(pool.owned()):
-        pinned = sum(pool.owner_of(b) == number for b in pool.pinned_queue.get_all_free_blocks())
-        assert (owned.held - pinned, owned.free + pinned) == (held[number], free[number])
+        found = owned.held - pinned[number], owned.free + pinned[number]
+        assert found == (held[number], free[number])
 
 
 def make(*tenants: Tenant, num_blocks: int = 400) -> Scheduler:

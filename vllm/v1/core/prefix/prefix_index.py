@@ -391,34 +391,37 @@ class PrefixIndex:
 
     def find_faults(self, blocks: Sequence[KVCacheBlock]) -> Iterator[str]:
         """Say where keys, checkpoints and blocks disagree."""
-        keyed = [block for block in blocks if block.key is not None]
-        for block in keyed:
+        num_carried = 0
+        for block in blocks:
             for prefix_hash in self.keys_of(block):
+                num_carried += 1
                 if not any(self.holds_key(group, prefix_hash, block) for group in self.keys):
                     yield f"block {block.block_id} carries a key that the index does not know"
-        num_carried = sum(len(self.keys_of(block)) for block in keyed)
         duplicates = (more for group in self._duplicates.values() for more in group.values())
         num_indexed = sum(map(len, self.keys.values())) + sum(map(len, duplicates))
         if num_carried != num_indexed:
             yield f"blocks carry {num_carried} keys, the index holds {num_indexed}"
         needed: Counter[int] = Counter()
+        entered = self.members.entered
         for prefix_hash, record in self.checkpoints.items():
             if record.prefix_hash != prefix_hash:
                 yield f"a record at {record.position} is misfiled"
-            listed = {block.block_id for block in self.members.blocks_of(record)}
+            needed.update([block.block_id for block in record.all_blocks()])
             held = self.members.held_ids_of(record)
+            # Those of a record that nobody holds are all listed.
+            listed = {block.block_id for block in self.members.blocks_of(record)} if held else ()
             for block in record.all_blocks():
                 block_id = block.block_id
-                needed[block_id] += 1
-                if block.ref_cnt == 0 and block_id not in listed:
+                if held and block.ref_cnt == 0 and block_id not in listed:
                     yield f"free block {block_id} is not listed at {record.position}"
-                if block_id not in held and record not in self.members.entered.get(block_id, ()):
+                if block_id not in held and record not in entered.get(block_id, ()):
                     yield f"block {block_id} does not know the record at {record.position}"
         if not self.keys:
             yield from self._find_broken_chains()
-        believed = Counter({block_id: len(of) for block_id, of in self.members.entered.items()})
+        believed = Counter({block_id: len(of) for block_id, of in entered.items()})
         believed.update(self.members.open_blocks())
-        for block_id in believed.keys() | needed.keys():
+        agree = dict(believed) == dict(needed)
+        for block_id in () if agree else believed.keys() | needed.keys():
             if believed[block_id] != needed[block_id]:
                 yield f"block {block_id} believes in {believed[block_id]} records"
 
