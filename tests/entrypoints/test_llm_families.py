@@ -9,7 +9,7 @@ import pytest
 from tests.model_executor.models.decoder.checkpoints import (
     FAMILIES,
     VOCAB_SIZE,
-    generate_greedily,
+    assert_greedy,
     write_checkpoint,
 )
 from tests.model_executor.models.hf_reference import random_tokens
@@ -29,7 +29,8 @@ class Served:
     def __init__(self, llm: LLM, reference: Any) -> None:
         self._llm = llm
         self._reference = reference
-        self._expected: dict[tuple[int, ...], list[int]] = {}
+        # What was said to prompts, and is the reference's.
+        self._answers: dict[tuple[int, ...], list[int]] = {}
         self.last_stats = PrefillStats(0, 0)
 
     @property
@@ -45,17 +46,15 @@ class Served:
         )
         (output,) = self._llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
         answer = list(output.outputs[0].token_ids)
-        assert answer == self._find_expected(prompt)
+        if tuple(prompt) not in self._answers:
+            assert len(answer) == NUM_ANSWER
+            assert_greedy(self._reference, prompt, answer)
+            self._answers[tuple(prompt)] = answer
+        assert answer == self._answers[tuple(prompt)]
         assert output.num_cached_tokens is not None
         assert output.prefill_stats is not None
         self.last_stats = output.prefill_stats
         return answer, output.num_cached_tokens
-
-    def _find_expected(self, prompt: list[int]) -> list[int]:
-        key = tuple(prompt)
-        if key not in self._expected:
-            self._expected[key] = generate_greedily(self._reference, prompt, NUM_ANSWER)
-        return self._expected[key]
 
 
 ON_ASCEND = ["qwen3", "qwen3-moe", "qwen3.5", "gemma3", "gpt-oss"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.model_executor.models.decoder.checkpoints import (
     VOCAB_SIZE,
-    generate_greedily,
+    assert_greedy,
     write_checkpoint,
 )
 from tests.model_executor.models.hf_reference import random_tokens
@@ -51,7 +51,7 @@ def ask(llm: LLM, prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[i
 
 
 class Foresight:
-    """Drafts what the reference answers, in part: none, wrong at once, wrong at last, all right."""
+    """Drafts what is answered, in part: none, wrong at once, wrong at last, all right."""
 
     def __init__(self) -> None:
         self.texts: list[list[int]] = []
@@ -78,23 +78,23 @@ def test_drafts_cost_no_answer_and_no_hit(
     foresight = Foresight()
     monkeypatch.setattr(NgramProposer, "find", lambda *args: foresight.find(*args))
     prompts = [random_tokens(length, length, VOCAB_SIZE) for length in (4, 19, 74)]
-    with LLM(
-        model=str(folder),
-        block_size=UNIT,
-        max_model_len=512,
-        max_num_batched_tokens=48,
-        num_gpu_blocks_override=300,
-        speculative_config=NGRAM,
-    ) as llm:
-        for turn in range(3):
-            expected = [generate_greedily(reference, p, NUM_ANSWER) for p in prompts]
+    sizes = {"max_model_len": 512, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 300}
+    turns: list[tuple[list[list[int]], list[list[int]]]] = []
+    with LLM(model=str(folder), block_size=UNIT, **sizes) as llm:
+        for _ in range(3):
+            expected, _ = ask(llm, prompts)
+            for prompt, answer in zip(prompts, expected, strict=True):
+                assert_greedy(reference, prompt, answer)
+            turns.append((prompts, expected))
+            prompts = [[*p, *e, 1] for p, e in zip(prompts, expected, strict=True)]
+    with LLM(model=str(folder), block_size=UNIT, speculative_config=NGRAM, **sizes) as llm:
+        for turn, (prompts, expected) in enumerate(turns):
             foresight.texts = [[*p, *e] for p, e in zip(prompts, expected, strict=True)]
             answers, hits = ask(llm, prompts)
             assert answers == expected
             # The last token of an answer was never computed, nor the one behind it.
             ends = [len(p) - 2 if turn else 0 for p in prompts]
             assert hits == [end // UNIT * UNIT for end in ends]
-            prompts = [[*text, 1] for text in foresight.texts]
         assert _count(llm, "vllm:spec_decode_num_accepted_tokens") > 100
 
 
@@ -111,7 +111,9 @@ def test_preempted_requests_go_on_from_their_states(checkpoint: tuple[Path, Any]
     ) as llm:
         answers, _ = ask(llm, prompts)
         assert _count(llm, "vllm:num_preemptions") > 0
-    assert answers == [generate_greedily(reference, p, NUM_ANSWER) for p in prompts]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert len(answer) == NUM_ANSWER
+        assert_greedy(reference, prompt, answer)
 
 
 def _count(llm: LLM, name: str) -> float:

@@ -1,8 +1,9 @@
-"""Every family and interval: KV events rebuild a served engine's index, tokens included."""
+"""Every kind of cache and interval: KV events rebuild a served engine's index, tokens included."""
 
 import json
 import random
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,17 @@ def entries_of(core: EngineCore) -> Counter[tuple[int, int | bytes]]:
     return entries
 
 
+INTERVALS = ("0", "auto", "none")
+# The caches of the other families are Llama's: full attention in every layer.
+KINDS = ("deepseek-v4", "gemma3", "llama", "mistral", "qwen3.5")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("interval", ["0", "auto", "none"])
-@pytest.mark.parametrize("family", ["deepseek-v4", *FAMILIES])
+@pytest.mark.parametrize(
+    ("family", "interval"),
+    # Windows beside full attention, as Gemma 3's.
+    [*product(KINDS, INTERVALS), ("gemma4", "auto"), ("gpt-oss", "auto")],
+)
 def test_events_rebuild_the_index_and_tokens_foretell_hits(
     family: str, interval: str, tmp_path: Path
 ) -> None:
