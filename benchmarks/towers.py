@@ -53,6 +53,8 @@ _GEMMA4_LARGE = {
     "position_embedding_size": 10_240,
 }
 
+_GEMMA4_12B = {"mm_embed_dim": 3840, "output_proj_dims": 3840, "mm_posemb_size": 1120}
+
 
 def _qwen(depth: int, width: int, inner: int, num_heads: int) -> dict[str, Any]:
     return {
@@ -69,7 +71,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
     "gemma3": ("gemma3", _SIGLIP, (32, 32)),
     "gemma4e": ("gemma4e", _GEMMA4_SMALL, (14, 19)),
     "gemma4": ("gemma4v", _GEMMA4_LARGE, (14, 19)),
-    "gemma4-12b": ("gemma4unified", {"mm_embed_dim": 3840, "mm_posemb_size": 1120}, (14, 19)),
+    "gemma4-12b": ("gemma4unified", _GEMMA4_12B, (14, 19)),
     "qwen-0.8b": ("qwen35", _qwen(12, 768, 3072, 12), (15, 20)),
     "qwen-4b": ("qwen35", _qwen(24, 1024, 4096, 16), (15, 20)),
     "qwen-9b": ("qwen35", _qwen(27, 1152, 4304, 16), (15, 20)),
