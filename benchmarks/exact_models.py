@@ -22,6 +22,8 @@ import torch
 from tests.model_executor.model_loader import gguf_v4, test_gguf
 from tests.model_executor.model_loader.gguf_families import write_family, write_recurrent_family
 from tests.model_executor.model_loader.gguf_files import ARCHITECTURES, Type, write_gguf
+from tests.model_executor.model_loader.gguf_v4 import YARN
+from tests.model_executor.model_loader.test_gguf_v4 import as_released
 from tests.model_executor.model_loader.test_gguf_v4 import load as load_v4
 from tests.model_executor.models import hf_reference as v4_reference
 from tests.model_executor.models.decoder import building, reference
@@ -71,14 +73,19 @@ def make_cases(folder: Path) -> Iterator[tuple[str, Callable[[], Case]]]:
         write_recurrent_family(family, raw.get("text_config", raw), tensors, path)
         return model, pages_for(test_gguf.load(path)), reference.run_reference
 
-    def deepseek4() -> Case:
-        raw = tiny_config(hidden_size=64, head_dim=32, index_n_heads=64, rope_scaling=gguf_v4.YARN)
+    def deepseek4(width: int, kinds: gguf_v4.Kinds) -> Case:
+        own = {"hidden_size": width, "moe_intermediate_size": width, "index_n_heads": 64}
+        raw = tiny_config(**own, head_dim=32, q_lora_rank=32, o_lora_rank=32, rope_scaling=YARN)
         model = v4_reference.build_hf_model(raw, seed=7)
         tensors = v4_reference.published_tensors(dict(model.state_dict()))
-        gguf_v4.write_v4(raw, tensors, path, lambda name: Type.F32)
+        decoded = gguf_v4.write_v4(raw, tensors, path, kinds)
+        for name, values in tensors.items():
+            values.copy_(decoded[name])
         return model, PagedHarness(load_v4(path), native=1), v4_reference.run_reference
 
-    yield "deepseek4", deepseek4
+    yield "deepseek4", lambda: deepseek4(64, lambda name: Type.F32)
+    # IQ2_XXS and Q2_K experts, Q8_0 and F16.
+    yield "deepseek4-q2", lambda: deepseek4(256, as_released)
     for family in (*ARCHITECTURES, "gemma4-small", "gemma4-moe"):
         if family != "gemma4":
             yield family, lambda family=family: plain(family)

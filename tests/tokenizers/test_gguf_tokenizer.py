@@ -244,6 +244,11 @@ def test_characters_are_merged_as_the_familys_own_tokenizer_does(tmp_path: Path)
         assert ours.decode(expected) == text
 
 
+def test_a_token_that_there_is_not_is_none(tmp_path: Path) -> None:
+    keys = sentence_piece(padding_token_id=0xFFFFFFFF)
+    assert Tokenizer.from_folder(write(tmp_path / "model.gguf", keys)).encode("ab")[0] == 1
+
+
 def test_what_would_answer_wrongly_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with pytest.raises(UnsupportedFeatureError, match="expression 'new-bpe', which is not known"):
@@ -254,6 +259,10 @@ def test_what_would_answer_wrongly_is_refused(tmp_path: Path) -> None:
         Tokenizer.from_folder(write(path, {"general.name": "x"}))
     with pytest.raises(CheckpointError, match="'ab' is no merge"):
         Tokenizer.from_folder(write(path, byte_pairs("gpt-2", merges=["ab"])))
+    words = byte_pairs("gpt-2")
+    words["tokenizer.ggml.tokens"] += ["ab", "abc"]
+    with pytest.raises(CheckpointError, match=r"2 words and no merges"):
+        Tokenizer.from_folder(write(path, words))
     with pytest.raises(CheckpointError, match=r"token 'a' stands there twice"):
         Tokenizer.from_folder(
             write(path, sentence_piece(tokens=["a", "a"], token_type=[1, 1], scores=[0.0, 1.0]))

@@ -111,10 +111,12 @@ SPLITTINGS: Mapping[str, _Splitting] = {
 """Name of ``tokenizer.ggml.pre`` -> how text is cut."""
 
 _LINES = r"[^\n]+|\n+"
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _TEMPLATE = "tokenizer.chat_template"
 _WHOLE = "tokenizer.huggingface.json"
 _NAMED = ("bos", "eos", "unknown", "padding")
+# Some writers say -1 of what a tokenizer has not, signed or not.
+_NO_TOKENS, _NOT_NEEDED = (-1, 0xFFFFFFFF), ("unknown", "padding")
 
 
 def read_gguf_tokenizer(path: str | Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
@@ -195,6 +197,8 @@ class _TokenKeys:
         number = self._keys.get(f"tokenizer.ggml.{name}_token_id")
         if number is None:
             return None
+        if number in _NO_TOKENS and name in _NOT_NEEDED:
+            return None
         if type(number) is not int or not 0 <= number < len(self.tokens):
             raise self.broken(f"{name}_token_id is {number!r} of {len(self.tokens)} tokens")
         return self.tokens[number]
@@ -241,6 +245,12 @@ def _make_byte_level(keys: _TokenKeys) -> tokenizers.Tokenizer:
 def _make_merging(keys: _TokenKeys, **settings: Any) -> tokenizers.Tokenizer:
     """Returns BPE by the file's list of merges, with the library's other settings."""
     merges = []
+    # Without any, every word would be spelled by its bytes: no model was trained on that.
+    words = sum(
+        kind == _NORMAL and len(t) > 1 for t, kind in zip(keys.tokens, keys.types, strict=True)
+    )
+    if words and not keys.get("merges", list, []):
+        raise keys.broken(f"{words} words and no merges")
     for merge in keys.get("merges", list, []):
         first, space, second = str(merge).partition(" ")
         if not space or not first or not second:

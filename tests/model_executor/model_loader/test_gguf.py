@@ -18,14 +18,18 @@ from tests.model_executor.model_loader.gguf_files import (
     random_blocks,
     write_gguf,
 )
+from tests.model_executor.model_loader.hostile_gguf import (
+    BlockTrial,
+    damage_header,
+    find_header_end,
+)
 from tests.model_executor.models.decoder.building import build_model, make_harness
 from tests.model_executor.models.decoder.reference import PARITY_CONFIGS, build_hf_model, qwen3_5
 from tests.model_executor.models.hf_reference import random_tokens
-from tests.native.test_library import make_context
-from tests.native.test_panels import BINDER
 from vllm.exceptions import CheckpointError, ConfigError, UnsupportedFeatureError, VllmError
 from vllm.model_executor.layers.quantization.gguf_blocks import BLOCK_FORMS, read_blocks
 from vllm.model_executor.layers.quantization.gguf_low_bits import LOW_BIT_FORMS
+from vllm.model_executor.layers.quantization.interface import MatrixSpec
 from vllm.model_executor.layers.quantization.panels import PackedRows
 from vllm.model_executor.model_loader.gguf_config import read_gguf_config
 from vllm.model_executor.model_loader.gguf_weights import GgufWeights
@@ -37,7 +41,6 @@ from vllm.model_executor.models.registry import resolve_model
 from vllm.native.packing import find_block_packer
 from vllm.utils.gguf_file import read_gguf
 from vllm.v1.attention.ops.registry import get_reference_op
-from vllm.v1.attention.ops.stored import Inputs
 
 # Rows of 256 values suit every type.
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
@@ -292,6 +295,33 @@ def test_rotary_kinds_and_old_keys(
     assert (rope.kind, rope.factor, rope.original_length) == (kind, factor, length)
 
 
+def test_what_is_made_for_each_layer_or_expert_is_in_the_file(tmp_path: Path) -> None:
+    tensors = {f"blk.{i}.attn_norm.weight": FACTORS for i in range(2)}
+    with pytest.raises(ConfigError, match=r"block_count is 65538; allowed: at most the 2 blocks"):
+        read_llama(tmp_path / "a.gguf", {"block_count": 65_538}, tensors)
+    tensors["blk.0.ffn_gate_exps.weight"] = np.zeros((2, 8, 256), np.float32)
+    keys = {"expert_count": 2**31 - 1, "expert_used_count": 2, "expert_feed_forward_length": 8}
+    read_llama(tmp_path / "b.gguf", keys, tensors, "qwen3moe")
+    with pytest.raises(CheckpointError, match=r"is of 2 experts, and the file's keys say 2147483"):
+        read_stored_tensors(tmp_path / "b.gguf")
+
+
+def test_memory_is_asked_for_after_sizes_are_compared(whole_file: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole_file)
+    weights = GgufWeights(path)
+    name = "model.layers.0.self_attn.q_proj"
+    spec = MatrixSpec(name, 256, 2**40, torch.float32, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match=rf"needs {2**40} rows of 256 for {name}"):
+        weights.make_matrix(spec)
+
+
+def test_the_first_files_of_gemma2_lack_what_all_have(tmp_path: Path) -> None:
+    config = read_llama(tmp_path / "model.gguf", {}, {}, "gemma2")
+    assert [layer.window for layer in config.layers] == [4096, 0]
+    assert (config.final_soft_cap, config.attention.soft_cap) == (30.0, 50.0)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -301,6 +331,7 @@ def test_rotary_kinds_and_old_keys(
         ({"attention.head_count": [4, 8]}, r"head_count is \[4, 8\]; allowed: an integer"),
         ({"feed_forward_length": [0, 0]}, "feed_forward_length is 0; allowed: an integer"),
         ({"expert_count": 8}, "expert_count is 8; allowed: none, as in Llama"),
+        ({"block_count": 2**31}, "block_count is 2147483648; allowed: at most 4096"),
     ],
 )
 def test_keys_that_would_answer_wrongly_are_named(
@@ -433,51 +464,24 @@ def test_a_file_cut_anywhere_is_named(whole_file: bytes, tmp_path: Path) -> None
 def test_no_header_crashes_or_hangs_the_reader(whole_file: bytes, tmp_path: Path) -> None:
     rng = random.Random(2)
     path = tmp_path / "model.gguf"
-    header = read_gguf_header_bytes(whole_file, path)
-    hostile = [0, 1, 0xFF, 0x7F, 0x80]
-    refused = 0
+    path.write_bytes(whole_file)
+    end, refused = find_header_end(path), 0
     for _ in range(1500):
-        data = bytearray(whole_file)
-        for _ in range(rng.choice([1, 1, 2, 8])):
-            at = rng.randrange(4, header)
-            if rng.random() < 0.3 and at + 8 <= header:
-                value = rng.choice([2**64 - 1, 2**63, 2**32, 2**31 - 1, 0, rng.getrandbits(64)])
-                data[at : at + 8] = struct.pack("<Q", value)
-            else:
-                data[at] = rng.choice(hostile) if rng.random() < 0.5 else rng.randrange(256)
         try:
-            read_all(bytes(data), path)
+            read_all(damage_header(rng, whole_file, end), path)
         except VllmError:
             refused += 1
     assert refused > 300
 
 
-def read_gguf_header_bytes(data: bytes, path: Path) -> int:
-    path.write_bytes(data)
-    return min(tensor.offset for tensor in read_gguf(path).tensors.values())
-
-
 def test_no_blocks_crash_what_loads_and_multiplies_them() -> None:
-    rng, context = np.random.default_rng(3), make_context(1)
-    refused = 0
-    for round_number in range(4):
-        for name, form in BLOCK_FORMS.items():
-            blocks = rng.integers(0, 256, (3, 2 * form.num_bytes), dtype=np.uint8)
-            if round_number == 1:
-                blocks[:] = rng.choice(
-                    np.array([0, 0x7C, 0x7F, 0x80, 0xFF], np.uint8), blocks.shape
-                )
-            inputs: Inputs = "whole" if round_number % 2 else "bytes by group"
-            try:
-                rows = read_blocks(name, torch.from_numpy(blocks), find_block_packer(1))
-                packed = PackedRows(rows, name, inputs)
-            except CheckpointError:
-                refused += 1  # a number that is none
-                continue
-            x, output = torch.ones(2, packed.num_columns), torch.empty(2, 3)
-            context.matmul(BINDER.rows(packed), x, output)
-            assert torch.equal(output[0], output[1])
-    assert 0 < refused < 3 * len(BLOCK_FORMS)
+    trial = BlockTrial(3)
+    tried = [
+        trial.run(name, is_extreme=turn == 1, inputs="whole" if turn % 2 else "bytes by group")
+        for turn in range(4)
+        for name in BLOCK_FORMS
+    ]
+    assert 0 < tried.count(False) < 3 * len(BLOCK_FORMS)
 
 
 @pytest.mark.parametrize(

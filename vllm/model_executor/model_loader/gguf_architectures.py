@@ -375,11 +375,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "Gemma2ForCausalLM",
             "gemma2",
             readers.read_gemma2,
+            # The first files lack what all models of the family have.
             (
                 _WIDTH,
-                _WINDOW,
-                _SOFT_CAP,
-                Take("attn_logit_softcapping", "attn_logit_softcapping", "number"),
+                replace(_WINDOW, default=4096),
+                Take("final_logit_softcapping", "final_logit_softcapping", "number", 30.0),
+                Take("attn_logit_softcapping", "attn_logit_softcapping", "number", 50.0),
             ),
             _WHOLE_NORMS,
             _GEMMA3,

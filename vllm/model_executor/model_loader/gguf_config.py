@@ -1,5 +1,6 @@
 """A GGUF file's keys as the config.json that its model would have. Torch-free."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from vllm.utils.gguf_file import GgufFile, read_gguf
 
 _UNNUMBERED = "mtp.0.e_proj.weight"
 _DRAFTING = "nextn_predict_layers"
+_IN_BLOCK = re.compile(r"blk\.(\d+)\.")
+# Layers of a file without any, of which a header alone is read.
+_MOST_EMPTY = 4096
 _BOTH_WAYS = "use_bidirectional_attention"
 # Tokens that end an answer, by the names of their keys, and by how they are spelled: of those that
 # are no text.
@@ -38,6 +42,7 @@ def read_gguf_config(
     file = read_gguf(path)
     own = find_architecture(file)
     keys = find_keys(file)
+    _check_blocks(file, keys)
     if not keys.boolean("attention.causal", True) and not own.said.get(_BOTH_WAYS):
         raise UnsupportedModelError(
             f"{path} says attention.causal=false: it was trained to see tokens on both sides, "
@@ -83,6 +88,20 @@ def count_layers(file: GgufFile) -> int:
     if drafting >= blocks:
         raise keys.refuse(_DRAFTING, drafting, f"less than block_count, {blocks}")
     return blocks - drafting
+
+
+def _check_blocks(file: GgufFile, keys: Keys) -> None:
+    """Refuse a number of layers that the file has not, before anything is made for each.
+
+    Raises:
+        ConfigError: As ``read_gguf_config``.
+    """
+    held = {match[1] for name in file.tensors if (match := _IN_BLOCK.match(name))}
+    if held and count_layers(file) > len(held):
+        allowed = f"at most the {len(held)} blocks that the file holds, and those that draft"
+        raise keys.refuse("block_count", keys.integer("block_count"), allowed)
+    if not held and count_layers(file) > _MOST_EMPTY:
+        raise keys.refuse("block_count", keys.integer("block_count"), f"at most {_MOST_EMPTY}")
 
 
 def check_drafts(file: GgufFile, drafts: GgufFile) -> None:

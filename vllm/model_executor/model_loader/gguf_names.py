@@ -241,6 +241,12 @@ class _Names:
                 f"{tensor.file}: tensor {tensor.name} has the sizes {list(tensor.shape)}, not "
                 "those of [experts, rows, columns]."
             )
+        keys = find_keys(self._file)
+        if keys.has("expert_count") and keys.count("expert_count") != tensor.shape[0]:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} is of {tensor.shape[0]} experts, and the "
+                f"file's keys say {keys.count('expert_count')}."
+            )
         whole = describe_tensor(tensor, tensor.name)
         num_rows = tensor.shape[1] // len(leaves)
         each = tensor.num_bytes // tensor.shape[0] // len(leaves)

@@ -134,10 +134,10 @@ class GgufWeights(MatrixStorages):
         # Plain ones come in the release's order already.
         if entry is None or entry[1].dtype != _BLOCKS:
             return None
-        tensor, _ = entry
+        tensor, stored = entry
         rows_of = self._conversion.row_order(name, out_size)
         columns_of = self._conversion.column_order(name)
-        raw = {".weight": _empty_blocks(tensor, in_size, out_size, spec.device)}
+        raw = {".weight": _empty_blocks(tensor, stored, in_size, out_size, spec.device)}
         if tensor.type.name == "NVFP4" and f"{name}{_WHOLE_SCALE}" in self._tensors:
             raw[_WHOLE_SCALE] = torch.empty(1, device=spec.device)
 
@@ -166,8 +166,8 @@ class GgufWeights(MatrixStorages):
         if len(found) != 2 or len(types) != 1 or not are_blocks:
             return None
         raw = {}
-        for leaf, (tensor, _) in zip(("gate_proj", "up_proj"), found, strict=True):
-            blocks = _empty_blocks(tensor, spec.in_size, spec.out_size // 2, spec.device)
+        for leaf, (tensor, stored) in zip(("gate_proj", "up_proj"), found, strict=True):
+            blocks = _empty_blocks(tensor, stored, spec.in_size, spec.out_size // 2, spec.device)
             raw[f".{leaf}.weight"] = blocks
         (type_name,) = types
 
@@ -222,9 +222,15 @@ class _BlockRows:
 
 
 def _empty_blocks(
-    tensor: GgufTensor, in_size: int, out_size: int, device: torch.device
+    tensor: GgufTensor, stored: StoredTensor, in_size: int, out_size: int, device: torch.device
 ) -> torch.Tensor:
     row_bytes = _count_row_bytes(tensor, in_size)
+    # Before memory is asked for: keys may say anything.
+    if stored.shape != (out_size, row_bytes):
+        raise CheckpointError(
+            f"{tensor.file}: tensor {tensor.name} has the sizes {list(tensor.shape)}, but its keys "
+            f"describe a model that needs {out_size} rows of {in_size} for {stored.name}."
+        )
     return allocate((out_size, row_bytes), torch.uint8, device)
 
 

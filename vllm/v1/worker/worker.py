@@ -165,7 +165,7 @@ class Worker:
                 spreads_experts=self._share.spreads_experts,
                 **chosen,
             )
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             # Of too little memory an accelerator raises a class of its own, which its worker
             # explains; a CPU only says so.
             if isinstance(error, torch.OutOfMemoryError) or "memory" not in str(error):
