@@ -137,7 +137,8 @@ def load_model_weights(
         copy
         for copy in plan.copies
         if not (slot := slots[copy.part.name]).is_meta
-        and slot.untyped_storage().data_ptr() not in done
+        # Asked only then: a tensor that wraps another has no address of its own.
+        and not (done and slot.untyped_storage().data_ptr() in done)
     ]
     for copy in plan.copies:
         if slots[copy.part.name].is_meta:
