@@ -5,7 +5,8 @@ its own process over the same file. ``--models FILE...`` races over GGUF files a
 Rounds alternate between engines; a figure is the best round's tokens per second of processor time
 (``--threads 1``: that of one core, whatever else the machine does), or with ``--clock wall`` of
 wall time. ``--contexts 16 2000 8000`` decodes behind prompts of so many tokens, each request
-with its own copy of their rows unless ``--shared`` says otherwise.
+with its own copy of their rows unless ``--shared`` says otherwise; ``--kv-cache-dtype`` is this
+engine's (llama.cpp's cache holds halves).
 
 GGUF files are raced against llama.cpp, which comes compiled with the npm package node-llama-cpp;
 DIR is a folder in which ``npm install --ignore-scripts node-llama-cpp`` was run. Its script costs
@@ -33,6 +34,7 @@ from typing import Any
 import gguf
 
 from benchmarks.race_files import FOLDERS, FORMATS, SHAPES, describe, find_model
+from vllm.config.cache import CACHE_DTYPES
 
 HERE = Path(__file__).resolve().parent
 SHORT_PROMPT = 16
@@ -135,18 +137,19 @@ class Runner:
         self._process.wait()
 
 
-def own_engines() -> tuple[Engine, Engine]:
+def own_engines(cache_dtype: str = "auto") -> tuple[Engine, Engine]:
     """Returns this engine with inputs as they are, and with inputs of eight bits."""
+    cached = "" if cache_dtype == "auto" else f", {cache_dtype} cache"
     command = (sys.executable, "-m", "benchmarks.race_engine", *_ENGINE_ARGS)
     quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    own = Engine("ours", command, {**quiet, "VLLM_CPU_INT4_W4A8": "0"})
+    own = Engine(f"ours{cached}", command, {**quiet, "VLLM_CPU_INT4_W4A8": "0"})
     rounding = {**quiet, "VLLM_CPU_INT4_W4A8": "1"}
-    return own, Engine("ours, int8 inputs", command, rounding)
+    return own, Engine(f"ours, int8 inputs{cached}", command, rounding)
 
 
 def list_engines(form: str, args: argparse.Namespace) -> list[Engine]:
     """Returns those that race over a format, a rival that is named last."""
-    engines = list(own_engines()[: 1 if form == "bf16" else 2])
+    engines = list(own_engines(args.kv_cache_dtype)[: 1 if form == "bf16" else 2])
     if form not in FOLDERS and args.batched_bench is not None:
         engines.append(batched_bench(args.batched_bench, args.shared))
     elif form not in FOLDERS and args.node is not None:
@@ -207,7 +210,7 @@ def race(
             path = next(model for model in args.models if model.stem == form)
             vocab = count_tokens(path)
         length = max(task.prompt + task.count for task in tasks) + 8
-        cache = f"{args.cache_gib}{' shared' if args.shared else ''}"
+        cache = f"{args.cache_gib}{' shared' if args.shared else ''} {args.kv_cache_dtype}"
         runners = {e.name: Runner(e, path, args.threads, length, cache) for e in engines}
         for task in tasks:
             message = task.to_message(vocab)
@@ -257,6 +260,7 @@ def main() -> None:
         "are not raced then",
     )
     parser.add_argument("--cache-gib", type=int, default=1, help="of this engine's KV cache")
+    parser.add_argument("--kv-cache-dtype", choices=CACHE_DTYPES, default="auto")
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
     parser.add_argument("--together", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--count", type=int, default=32)

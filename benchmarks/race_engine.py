@@ -3,7 +3,8 @@
     python -m benchmarks.race_engine PATH MAX_MODEL_LEN DTYPE CACHE   # this engine
     PYTHON race_engine.py PATH MAX_MODEL_LEN DTYPE CACHE              # that of PYTHON's ``vllm``
 
-CACHE: the KV cache's GiB, and " shared" where requests may share what they have in common.
+CACHE: the KV cache's GiB, then the words "shared" where requests may share what they have in
+common, and the type of cached rows where it is not the default.
 
 Reads lines of JSON {kind, tokens, together, count} and answers each with {cpu_s, wall_s}. Both
 packages are named ``vllm`` and have the calls that are made here, so nothing else may be imported.
@@ -21,12 +22,15 @@ from vllm import LLM, SamplingParams
 def main() -> None:
     """Answers tasks until the input ends."""
     path, max_model_len, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    gib, _, shared = sys.argv[4].partition(" ")
+    gib, *words = sys.argv[4].split()
+    shared = "shared" in words
+    cache_dtype = next((word for word in words if word != "shared"), "auto")
     llm = LLM(
         model=path,
         dtype=dtype,
         skip_tokenizer_init=True,
-        enable_prefix_caching=bool(shared),
+        enable_prefix_caching=shared,
+        kv_cache_dtype=cache_dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_model_len,
         kv_cache_memory_bytes=int(gib) << 30,
