@@ -155,6 +155,7 @@ TRITON_OPS: Mapping[str, TritonOp] = MappingProxyType(
         "expert_weights": _torch("expert_weights", "k values a token"),
         "mix_experts": TritonOp(mix_experts),
         "run_experts": TritonOp(run_experts),
+        "causal_convolution": _torch("causal_convolution", "LFM2 alone asks, on a CPU"),
         "short_convolution": TritonOp(recurrent.short_convolution),
         "bounded_decay_logs": TritonOp(recurrent.bounded_decay_logs),
         "limited_silu_and_mul": TritonOp(elementwise.clamped_silu_and_mul),
