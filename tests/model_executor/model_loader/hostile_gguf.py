@@ -61,5 +61,6 @@ class BlockTrial:
             return False
         x, output = torch.ones(2, packed.num_columns), torch.empty(2, 3)
         self._context.matmul(BINDER.rows(packed), x, output)
-        assert torch.equal(output[0], output[1])
+        # By their bits: sums of what overflows are no numbers.
+        assert torch.equal(*output.view(torch.int32))
         return True

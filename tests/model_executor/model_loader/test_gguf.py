@@ -221,6 +221,14 @@ def test_a_file_is_its_decoded_twin(family: str, kinds: list[Type], tmp_path: Pa
     assert torch.equal(native, make_harness(model, native=2).run(token_ids, [1, 20, 2, 37]))
 
 
+def test_plain_experts_that_would_be_interleaved_are_named(tmp_path: Path) -> None:
+    raw, path = make_raw("gpt-oss"), tmp_path / "model.gguf"
+    state = dict(build_hf_model(raw, seed=7).state_dict())
+    write_gguf("gpt-oss", raw, state, path, [Type.F16])
+    with pytest.raises(UnsupportedFeatureError, match=r"mlp\.experts\.\d are stored as F16: both"):
+        load(path)
+
+
 def test_tables_of_integers_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "qwen3")

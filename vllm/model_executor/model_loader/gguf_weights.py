@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from vllm.exceptions import CheckpointError
+from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.model_executor.layers.quantization.code_layouts import check_whole_scale
 from vllm.model_executor.layers.quantization.gguf_blocks import (
     BLOCK_FORMS,
@@ -163,8 +163,14 @@ class GgufWeights(MatrixStorages):
         found = [entry for entry in entries if entry is not None]
         types = {tensor.type.name for tensor, _ in found}
         are_blocks = all(stored.dtype == _BLOCKS for _, stored in found)
-        if len(found) != 2 or len(types) != 1 or not are_blocks:
+        if not found:
             return None
+        if len(found) != 2 or len(types) != 1 or not are_blocks:
+            raise UnsupportedFeatureError(
+                f"{found[0][0].file}: gate and up of {stem} are stored as "
+                f"{', '.join(sorted(types))}: both must be in blocks of one type, as MXFP4 or "
+                "Q8_0, to be served."
+            )
         raw = {}
         for leaf, (tensor, stored) in zip(("gate_proj", "up_proj"), found, strict=True):
             blocks = _empty_blocks(tensor, stored, spec.in_size, spec.out_size // 2, spec.device)
