@@ -13,10 +13,11 @@ for word. llama.cpp rounds the inputs of products to eight bits; ``--inputs int8
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -29,7 +30,8 @@ from benchmarks.llama_server import LlamaServer
 from benchmarks.real_weights.models import MODELS, fetch
 from benchmarks.result import print_result
 
-CATEGORIES = ("simple_python", "multiple", "parallel", "irrelevance", "multi_turn_base")
+CATEGORIES = ("simple_python", "multiple", "parallel", "irrelevance")
+CONVERSATIONS = "multi_turn_base"
 # Where a function of HumanEval has ended.
 _STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 _LENGTH, _TOGETHER, _MOST_STEPS = 8192, 4, 6
@@ -165,13 +167,22 @@ def write_call(call: dict[str, Any]) -> str:
     return f"{call['name']}({arguments})"
 
 
-def examine(candidate: Candidate, examiner: Examiner, each: int, problems: int) -> dict[str, Any]:
-    """Returns how many of how many answers are right, by exam."""
+def examine(
+    candidate: Candidate, examiner: Examiner, problems: int, counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns how many of how many answers are right, by exam.
+
+    Args:
+        candidate: Is examined.
+        examiner: Marks it.
+        problems: Of HumanEval.
+        counts: Entries of each category of BFCL.
+    """
     asked: dict[str, tuple[Callable[[Any], bool], list[Any]]] = {
         "human_eval": (candidate.write_function, examiner.ask("list_problems", count=problems))
     }
-    for category in CATEGORIES:
-        entries = examiner.ask("list_entries", category=category, count=each)
+    for category, count in counts.items():
+        entries = examiner.ask("list_entries", category=category, count=count)
         asked[category] = (lambda entry, c=category: candidate.call(c, entry), entries)  # type: ignore[misc]
     figures = {}
     for name, (answer, entries) in asked.items():
@@ -192,15 +203,18 @@ def main() -> int:
     parser.add_argument("--llama-server", metavar="PROGRAM")
     parser.add_argument("--inputs", choices=["exact", "int8"], default="exact")
     parser.add_argument("--each", type=int, default=40, help="Entries of each category of BFCL.")
+    parser.add_argument("--conversations", type=int, default=10, help="Of its several turns.")
     parser.add_argument("--problems", type=int, default=164, help="Of HumanEval.")
     args = parser.parse_args()
     path, examiner = fetch(args.model), Examiner(args.examiner)
+    counts = dict.fromkeys(CATEGORIES, args.each) | {CONVERSATIONS: args.conversations}
+    num_threads = len(os.sched_getaffinity(0))
     figures: dict[str, Any] = {}
 
     def run(name: str, client: httpx.Client) -> dict[str, Any]:
         print(f"{name} ...", file=sys.stderr, flush=True)
         candidate = Candidate(client, examiner, name)
-        found = examine(candidate, examiner, args.each, args.problems)
+        found = examine(candidate, examiner, args.problems, counts)
         figures.update({f"{name}_{key}": value for key, value in found.items()})
         return candidate.answers
 
@@ -216,7 +230,15 @@ def main() -> int:
     differing = [name for name, answer in cold.items() if warm[name] != answer]
     figures["warm_answers_that_differ"] = len(differing)
     if args.llama_server is not None:
-        rooms = ("-c", str(_LENGTH * _TOGETHER), "-np", str(_TOGETHER), "--jinja")
+        rooms = (
+            "-c",
+            str(_LENGTH * _TOGETHER),
+            "-np",
+            str(_TOGETHER),
+            "--jinja",
+            "-t",
+            str(num_threads),
+        )
         with LlamaServer(args.llama_server, str(path), *rooms) as rival:
             told = run("llama_cpp", rival)
         figures["answers_equal_to_llama_cpp"] = sum(told[n] == a for n, a in cold.items())
