@@ -110,6 +110,7 @@ ASCEND_OPS: Mapping[str, AscendOp] = MappingProxyType(
         "run_experts": _aten("run_experts", "as mix_experts, without a shared expert"),
         "gated_mlp": _aten("gated_mlp", "two products and a gate"),
         "short_convolution": _aten("short_convolution", "npu_causal_conv1d, not compared yet"),
+        "causal_convolution": _aten("causal_convolution", "LFM2 alone asks, on a CPU"),
         "decay_logs": _aten("decay_logs", "a softplus in fp32"),
         "bounded_decay_logs": _aten("bounded_decay_logs", "a sigmoid under a bound"),
         "limited_silu_and_mul": _aten("limited_silu_and_mul", "limits before a gated product"),
