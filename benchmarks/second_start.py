@@ -35,7 +35,7 @@ from tests.tokenizers.family_tokenizers import byte_level
 
 _VOCAB = 16_384
 _FORETOLD = re.compile(r"GGUF: .*, ([\d.]+) GB in memory")
-_FLAGS = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "268435456")
+_FLAGS = ("--max-model-len", "512", "--kv-cache-memory-bytes", "268435456")
 
 
 class _Writer:
