@@ -15,7 +15,14 @@ from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers.chat_tools import parse_tools
 from vllm.v1.structured_output.grammar import Grammar
-from vllm.v1.structured_output.json_rules import MAX_DIGITS, has_free_keys
+from vllm.v1.structured_output.json_rules import (
+    MAX_DIGITS,
+    JsonRules,
+    JsonTokens,
+    UsedKeys,
+    has_free_keys,
+    may_ask_for_digits,
+)
 from vllm.v1.structured_output.masks import MaskWork
 
 FREE = {"type": "object", "additionalProperties": {"type": "boolean"}}
@@ -102,6 +109,82 @@ def test_digits_of_texts_and_of_other_grammars_go_on(reader: Reader) -> None:
     asked = json.dumps({"format": tag})
     assert "9" not in follow(reader, f"<a>{digits}", structural_tag=asked)
     assert "<" in follow(reader, f"<a>{digits}", structural_tag=asked)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^[0-9A-Z]{30}$"},
+        {"type": "string", "pattern": r"^[0-9]{1,40}\.[0-9]{2}$"},
+        {"type": "string", "enum": ["9" * 23, "9" * (MAX_DIGITS + 1) + "Z"]},
+    ],
+    ids=str,
+)
+def test_a_text_has_as_many_digits_as_it_likes(reader: Reader, schema: dict[str, Any]) -> None:
+    digits = "9" * (MAX_DIGITS + 1)
+    assert "9" in follow(reader, f'"{digits}', json=schema)
+    # A key, and a text behind numbers.
+    keys = {"type": "object", "patternProperties": {schema.get("pattern", "^[0-9A-F]+$"): schema}}
+    assert "9" in follow(reader, f'{{"{digits}', json={**keys, "additionalProperties": False})
+    mixed = {"type": "array", "prefixItems": [{"type": "integer"}, schema], "minItems": 2}
+    assert "9" not in follow(reader, f"[{digits}", json=mixed)
+    assert "9" in follow(reader, f'[{digits[:MAX_DIGITS]}, "{digits}', json=mixed)
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}}
+    asked = json.dumps({"format": {**tag, "end": "</a>"}})
+    assert "9" in follow(reader, f'<a>"{digits}', structural_tag=asked)
+
+
+@pytest.mark.parametrize(
+    ("content", "asks"),
+    [
+        ({"type": "regex", "pattern": "[0-9]+"}, True),
+        ({"type": "grammar", "grammar": "start: /[0-9]+/"}, True),
+        ({"type": "json_schema", "json_schema": {"propertyNames": {"maxLength": 3}}}, True),
+        ({"type": "json_schema", "json_schema": {"properties": {"9" * 21: True}}}, True),
+        # Properties of these names shape nothing.
+        ({"properties": {"format": {"type": "string"}, "pattern": {"type": "string"}}}, False),
+        ({"type": "json_schema", "json_schema": {"items": [{"type": "integer"}]}}, False),
+    ],
+    ids=str,
+)
+def test_tags_that_may_ask_for_more_digits_than_numbers_have(
+    content: dict[str, Any], asks: bool
+) -> None:
+    assert may_ask_for_digits({"format": {"type": "tag", "content": content}}) is asks
+
+
+class Spelt:
+    """A vocabulary of these texts, as the library has it."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def is_special_token(self, token_id: int) -> bool:
+        return False
+
+    def decode_bytes(self, token_ids: Sequence[int]) -> bytes:
+        return "".join(self.texts[i] for i in token_ids).encode()
+
+
+def test_a_used_key_may_stand_as_a_value() -> None:
+    texts = ('"k"', ', "k"', ' "k"', '{"k": 1')
+    spelt: Any = Spelt(*texts)
+    tokens = JsonTokens(spelt, {text: i for i, text in enumerate(texts)}, len(texts))
+
+    def may_follow(*said: int) -> list[int]:
+        rules = JsonRules(tokens, UsedKeys(), has_free_keys=True)
+        rules.feed(said)
+        bits = np.full((1, 1), (1 << len(texts)) - 1, dtype=np.int32)
+        matcher: Any = None
+        rules.restrict(bits, 0, matcher, [])
+        return [i for i in range(len(texts)) if bits[0, 0] >> i & 1]
+
+    # Behind a number no key comes again; behind a colon the same tokens are texts.
+    assert may_follow(3) == [0, 2, 3]
+    spelt.texts = (*texts[:3], '{"k": 1, "l":')
+    assert may_follow(3) == [0, 2, 3]
+    spelt.texts = (*texts[:3], '{"k": 1,')
+    assert may_follow(3) == [3]
 
 
 @pytest.mark.parametrize(

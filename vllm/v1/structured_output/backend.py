@@ -18,7 +18,13 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.grammar import CompiledGrammar, Grammar, shorten
 from vllm.v1.structured_output.grammar_text import make_grammar_text, make_whole_schema
-from vllm.v1.structured_output.json_rules import JsonRules, JsonTokens, UsedKeys, has_free_keys
+from vllm.v1.structured_output.json_rules import (
+    JsonRules,
+    JsonTokens,
+    UsedKeys,
+    has_free_keys,
+    may_ask_for_digits,
+)
 from vllm.v1.structured_output.limits import (
     find_named_parts,
     make_part_error,
@@ -86,13 +92,17 @@ class Backend:
     def _make_rules(self, params: StructuredOutputsParams) -> JsonRules | None:
         """What JSON may not go on to; None: the request wrote its grammar itself."""
         schema = make_whole_schema(params)
-        if schema is None and params.structural_tag is None:
+        if schema is not None:
+            return JsonRules(self._json_tokens, UsedKeys(), has_free_keys=has_free_keys(schema))
+        if params.structural_tag is None:
             return None
-        # Between tags may stand anything, so keys are followed in an answer that is all JSON.
-        follows_keys = schema is not None and has_free_keys(schema)
-        keys = UsedKeys() if follows_keys else None
-        may_repeat = ENDS_AT_REPEAT in (params.structural_tag or "")
-        return JsonRules(self._json_tokens, keys, may_repeat=may_repeat)
+        # Between tags may stand anything: texts and keys are followed where an answer is all JSON.
+        return JsonRules(
+            self._json_tokens,
+            None,
+            bars_digits=not may_ask_for_digits(json.loads(params.structural_tag)),
+            may_repeat=ENDS_AT_REPEAT in params.structural_tag,
+        )
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         text = make_grammar_text(params, self._special_tokens)

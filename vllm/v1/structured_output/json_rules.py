@@ -8,7 +8,8 @@ so does not stop. All are followed here, token by token, and taken out of masks:
 * no key is written that its object has;
 * behind a call that the answer has already it ends, where it may.
 
-Each unless nothing else may follow: what a schema asks for goes first.
+Each unless nothing else may follow: what a schema asks for goes first. Texts may have as many
+digits as they like.
 """
 
 import re
@@ -37,7 +38,12 @@ _BYTE_TOKEN = re.compile(r"<0x(?:3[0-9]|22)>")
 _SAYING = ("items", "prefixItems", "enum", "const", "$ref", "allOf", "anyOf", "oneOf")
 _IS_ALL, _MOST_COUNTED = 128, 127
 _WHOLE_KEY = re.compile(rb'[\s,]*"([^"\\]*)"')
-_STRUCTURE = re.compile(rb'["{}\[\],]')
+_STRUCTURE = re.compile(rb'["{}\[\],:]')
+_MANY_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS}}}")
+# Keywords by which texts, or keys, may have to go on with digits; the last two are formats of tags.
+_SHAPING = ("pattern", "format")
+_SHAPING_KEYS = ("patternProperties", "propertyNames")
+_SHAPED = ("regex", "grammar")
 _TEXT_MARK = re.compile(rb'["\\]')
 
 
@@ -57,6 +63,29 @@ def _has_own_free_keys(schema: Mapping[str, Any]) -> bool:
     # What says nothing lets any value be.
     is_of_objects = "properties" in schema or "additionalProperties" in schema
     return is_of_objects or not any(key in schema for key in _SAYING)
+
+
+def may_ask_for_digits(value: Any) -> bool:
+    """Whether a structural tag may ask for more digits in a row than numbers have.
+
+    Args:
+        value: Of JSON: the tag.
+    """
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str) and _MANY_DIGITS.search(item):
+            return True
+        if isinstance(item, list):
+            waiting += item
+        if not isinstance(item, dict):
+            continue
+        if item.get("type") in _SHAPED or any(isinstance(item.get(key), str) for key in _SHAPING):
+            return True
+        if any(key in item for key in _SHAPING_KEYS):
+            return True
+        waiting += [*item, *item.values()]
+    return False
 
 
 class JsonTokens:
@@ -88,10 +117,12 @@ class JsonTokens:
             if '"' in text and not tokenizer.is_special_token(token_id):
                 quoted.append((tokenizer.decode_bytes([token_id]), token_id))
         self._quoted = sorted(quoted)
-        self._whole_keys: dict[bytes, list[int]] = {}
+        # By key: tokens, and whether they end a value before it.
+        self._whole_keys: dict[bytes, list[tuple[int, bool]]] = {}
         for content, token_id in quoted:
             if (key := _WHOLE_KEY.match(content)) is not None:
-                self._whole_keys.setdefault(key[1], []).append(token_id)
+                follows = b"," in content[: key.start(1)]
+                self._whole_keys.setdefault(key[1], []).append((token_id, follows))
         self._of_texts = [ids[text] for text in _OF_TEXTS if text in ids]
         others = np.full((1, -(-vocab_size // BITS)), -1, dtype=np.int32)
         forbid_tokens(others, range(1), digits)
@@ -122,9 +153,15 @@ class JsonTokens:
             at += 1
         return found
 
-    def find_whole_keys(self, keys: Iterable[bytes]) -> list[int]:
-        """Return the tokens that are a whole one of some keys."""
-        return [token_id for key in keys for token_id in self._whole_keys.get(key, ())]
+    def find_whole_keys(self, keys: Iterable[bytes], *, behind_value: bool) -> list[int]:
+        """Return the tokens that are a whole one of some keys.
+
+        Args:
+            keys: As they are spelt.
+            behind_value: Only those that end a value before the key.
+        """
+        found = [own for key in keys for own in self._whole_keys.get(key, ())]
+        return [token_id for token_id, follows in found if follows or not behind_value]
 
     def find_single(self, content: bytes) -> int | None:
         """Return the token that some bytes are; None: they are several, or none."""
@@ -149,7 +186,8 @@ class UsedKeys:
         # Of each open object its keys, as they were spelt; None: a list.
         self._open: list[set[bytes] | None] = []
         self._key: bytearray | None = None
-        self._is_in_text = self._is_escaped = self._expects_key = False
+        self._is_in_text = self._is_escaped = False
+        self._expects_key = self._expects_value = False
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
@@ -157,7 +195,7 @@ class UsedKeys:
         made._open = [None if keys is None else set(keys) for keys in self._open]
         made._key = None if self._key is None else bytearray(self._key)
         made._is_in_text, made._is_escaped = self._is_in_text, self._is_escaped
-        made._expects_key = self._expects_key
+        made._expects_key, made._expects_value = self._expects_key, self._expects_value
         return made
 
     @property
@@ -175,6 +213,11 @@ class UsedKeys:
         """Whether a text is being written, a key or not."""
         return self._is_in_text
 
+    @property
+    def expects_value(self) -> bool:
+        """Whether a key's value comes next, or one is being written that is no text."""
+        return self._expects_value
+
     def feed(self, content: bytes) -> None:
         """Take in what was written next."""
         at = 0
@@ -188,6 +231,7 @@ class UsedKeys:
         mark = _STRUCTURE.search(content, at)
         if mark is None:
             return len(content)
+        self._expects_value = mark[0] == b":"
         if mark[0] == _QUOTE:
             self._is_in_text = True
             self._key = bytearray() if self._expects_key else None
@@ -197,7 +241,7 @@ class UsedKeys:
             self._open.append(set() if self._expects_key else None)
         elif mark[0] == b",":
             self._expects_key = bool(self._open) and self._open[-1] is not None
-        else:
+        elif mark[0] in b"}]":
             self._expects_key = False
             if self._open:
                 self._open.pop()
@@ -233,21 +277,35 @@ class JsonRules:
 
     Args:
         tokens: The vocabulary's.
-        keys: Of the answer so far, where an object may have keys that its schema does not name;
-            None: none may.
+        keys: Of the answer so far; None: it is not all JSON, and no text of it is followed.
+        has_free_keys: Whether an object may have keys that its schema does not name.
+        bars_digits: Whether numbers end, outside the texts that are followed.
         may_repeat: Whether the grammar marks what must not come twice.
     """
 
     def __init__(
-        self, tokens: JsonTokens, keys: UsedKeys | None, *, may_repeat: bool = False
+        self,
+        tokens: JsonTokens,
+        keys: UsedKeys | None,
+        *,
+        has_free_keys: bool = False,
+        bars_digits: bool = True,
+        may_repeat: bool = False,
     ) -> None:
         self._tokens, self._keys, self._may_repeat = tokens, keys, may_repeat
+        self._has_free_keys, self._bars_digits = has_free_keys, bars_digits
         self._num_digits, self._said = 0, bytearray()
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
         keys = None if self._keys is None else self._keys.copy()
-        made = type(self)(self._tokens, keys, may_repeat=self._may_repeat)
+        made = type(self)(
+            self._tokens,
+            keys,
+            has_free_keys=self._has_free_keys,
+            bars_digits=self._bars_digits,
+            may_repeat=self._may_repeat,
+        )
         made._num_digits, made._said = self._num_digits, self._said.copy()
         return made
 
@@ -279,9 +337,10 @@ class JsonRules:
         if self._may_repeat and matcher.is_accepting() and _has_repeated(matcher, self._said):
             keep_only(bits, row, end_ids)
             return
-        if self._num_digits >= MAX_DIGITS:
+        is_in_text = self._keys is not None and self._keys.is_in_text
+        if self._bars_digits and not is_in_text and self._num_digits >= MAX_DIGITS:
             self._tokens.bar_digits(bits, row)
-        if self._keys is None or not self._keys.used:
+        if self._keys is None or not (self._has_free_keys and self._keys.used):
             return
         barred = self._find_barred(self._keys, bits, row, matcher)
         if barred:
@@ -296,7 +355,9 @@ class JsonRules:
         """Tokens that would write a key again."""
         key = keys.key
         if key is None:
-            return [] if keys.is_in_text else self._tokens.find_whole_keys(keys.used)
+            if keys.is_in_text:
+                return []
+            return self._tokens.find_whole_keys(keys.used, behind_value=keys.expects_value)
         barred = []
         for used in keys.used:
             if not used.startswith(key):
