@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, ParallelConfig, VllmConfig
 
 _MOONCAKE = "MooncakeConnector"
+_NEIGHBOUR = "NeighbourConnector"
 _LAST_PORT = 65535
 _ANY_ADDRESS = ("", "0.0.0.0", "::")
 _SECONDS = {
@@ -88,7 +89,9 @@ def read_settings(config: VllmConfig) -> HandoverSettings:
     peers = _read_peers(extra.pop("peers", []))
     seconds = {n: _read_seconds(n, extra.pop(n, default)) for n, default in _SECONDS.items()}
     mooncake = _read_mooncake(extra) if transfer.kv_connector == _MOONCAKE else MooncakeSettings()
-    leaves_requests = bool(extra.pop("leaves_requests", False))
+    # Set by the engine itself, where another connector transfers besides.
+    is_between = transfer.kv_connector == _NEIGHBOUR
+    leaves_requests = is_between and extra.pop("leaves_requests", False) is True
     if extra:
         known = ", ".join(["peers", *_SECONDS])
         names = ", ".join(map(repr, sorted(extra)))
