@@ -197,7 +197,13 @@ def test_an_engine_hits_to_the_unit_drafts_and_starts_again(
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     path, drafts = tmp_path / "v4.gguf", tmp_path / "mtp-v4.gguf"
-    write_v4(WIDE, draw(WIDE), path, as_released)
+    own = f"blk.{WIDE['num_hidden_layers']}."
+
+    def with_other_drafts(name: str) -> Type:
+        # Of a type that the model's file has not.
+        return Type.Q5_0 if own in name and "_exps" in name else as_released(name)
+
+    write_v4(WIDE, draw(WIDE), path, with_other_drafts)
     prompt, cache = random_tokens(150, 3), tmp_path / "cache"
     told, copies, loaded = [], [], []
     mtp = {"method": "mtp", "model": str(drafts)}

@@ -163,3 +163,35 @@ def test_without_room_or_rights_nothing_is_left_behind(
     open_copies(gone).write(named)
     told = [record.getMessage() for record in caplog.records]
     assert sum("the next start packs them again" in message for message in told) == 2
+
+
+def test_a_copy_that_cannot_be_read_now_is_left(
+    path: Path, named: Named, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = path.read_bytes()
+    user = os.geteuid()
+    with monkeypatch.context() as patched:
+        # Another user's is not trusted.
+        patched.setattr(os, "geteuid", lambda: user + 1)
+        assert not has_all(open_copies(path.parent), named)
+    assert "is not used" in caplog.text
+    assert path.read_bytes() == before
+    assert has_all(open_copies(path.parent), named)
+
+
+def test_what_stands_in_the_place_of_a_file_is_left_alone(
+    tmp_path: Path, path: Path, named: Named, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, part = tmp_path / "target", path.with_suffix(".part")
+    target.write_bytes(b"precious")
+    path.unlink()
+    for make in (lambda own: own.symlink_to(target), os.mkfifo):
+        make(part)
+        make(path)
+        copies = open_copies(path.parent)
+        path.unlink()
+        copies.write(named)
+        assert not path.exists()
+        part.unlink()
+    assert target.read_bytes() == b"precious"
+    assert caplog.text.count("the next start packs them again") == 2

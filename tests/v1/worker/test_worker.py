@@ -1,5 +1,7 @@
 """The worker's own decisions; a whole life is in the executor's tests."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -66,3 +68,17 @@ def test_weights_that_are_not_there_are_named(tmp_path) -> None:
             worker.load_model()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("said", ["", "Unable to allocate 9 GiB for an array"])
+def test_a_host_without_room_is_told_by_the_kind_of_error(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MemoryError(said)
+
+    worker = Worker(make_config(), CpuPlatform())
+    worker.init_device()
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(ConfigError, match=f"do not fit in the memory of cpu: {said or 'it gives'}"):
+        worker.build_model()

@@ -112,13 +112,13 @@ class GgufWeights(MatrixStorages):
         return found is not None and found[0].file not in self._files
 
     def fingerprint_packing(self) -> str:
-        """Return what differs where the file's types are packed otherwise, as panels are made.
+        """Return what differs where any type is packed otherwise, as panels are made.
 
-        Fixed blocks of each are packed for that.
+        Fixed blocks of each type are packed for that, whatever the file has: starts with and
+        without a file of drafts share the copy of the model.
         """
-        names = {tensor.type.name for tensor, stored in self._tensors.values()}
         packed = []
-        for name in sorted(names & set(BLOCK_FORMS)):
+        for name in sorted(BLOCK_FORMS):
             row_bytes = _SAMPLE_BLOCKS * BLOCK_FORMS[name].num_bytes
             sample = torch.arange(_SAMPLE_ROWS * row_bytes) * _SCATTER >> _SCATTER_SHIFT
             # Bytes below 64: no half of them is infinite.

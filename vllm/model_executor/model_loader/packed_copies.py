@@ -33,6 +33,7 @@ from vllm.model_executor.layers.quantization.panels import (
     PackedRows,
     PanelParts,
 )
+from vllm.utils.own_files import open_own
 
 logger = init_logger(__name__)
 
@@ -125,7 +126,10 @@ class PackedCopies:
                     other.unlink()
 
     def _open(self, path: Path) -> None:
-        """Take what a file holds; one that is damaged or cut short is removed."""
+        """Take what a file holds; one that is damaged or cut short is removed.
+
+        One that cannot be read now may be sound: it is left as it is.
+        """
         try:
             file = _MappedCopies(path)
             index = file.read_index()
@@ -134,7 +138,10 @@ class PackedCopies:
                 bad = [name for name, own in zip(index, sound, strict=True) if not own]
             if bad:
                 raise CheckpointError(f"{len(bad)} matrices are damaged, the first {bad[0]}")
-        except (CheckpointError, OSError) as error:
+        except OSError as error:
+            logger.warning("%s is not used: %s", path, error)
+            return
+        except CheckpointError as error:
             logger.warning("%s is not used, and is written anew: %s", path, error)
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -147,7 +154,7 @@ class _MappedCopies:
     """One file, mapped."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as opened:
+        with os.fdopen(open_own(path, writable=False), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             if size < _FOOTER.size:
                 raise CheckpointError(f"it ends after {size:,} bytes")
@@ -290,7 +297,7 @@ def _write_file(path: Path, matrices: Sequence[tuple[str, PackedRows]]) -> int |
         OSError: It cannot be written, for want of room or rights.
     """
     part = path.with_suffix(".part")
-    handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = open_own(part)
     with os.fdopen(handle, "r+b") as file:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

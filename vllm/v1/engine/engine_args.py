@@ -63,6 +63,7 @@ from vllm.platforms.resolve import (
 )
 from vllm.utils.argparse_utils import human_int_or_auto
 from vllm.utils.byte_sizes import parse_size
+from vllm.utils.gguf_file import is_gguf
 from vllm.utils.ray_cluster import check_ray
 from vllm.v1.engine.generation_defaults import check_ends, check_generation_config
 from vllm.v1.engine.image_settings import check_settings
@@ -402,8 +403,11 @@ class EngineArgs:
             observability_config=self._make_observability_config(),
             multimodal_config=multimodal_config,
         )
-        # The engine core looks again, but only seconds later.
-        get_current_platform().check_before_load(config)
+        # The engine core looks again, but only seconds later. Finding the platform may load torch:
+        # that is borne only where a platform has something to refuse.
+        keeps_copies = load_config.weights_cache_dir is not None
+        if keeps_copies or is_gguf(model_config.path or model_config.model):
+            get_current_platform().check_before_load(config)
         KVConnectorFactory.check_before_load(config)
         return config
 
@@ -490,15 +494,16 @@ class EngineArgs:
 
     def _find_images(self, parsed: Any, checkpoint: ResolvedCheckpoint) -> ServedImages:
         settings = self._make_multimodal_config()
-        obstacle = ""
+        plan, obstacle = getattr(parsed, "images", None), ""
         if settings.language_model_only:
             obstacle = "the server was started with --language-model-only"
         elif not settings.max_images:
             obstacle = "the server was started with --limit-mm-per-prompt image=0"
-        elif find_plugin_platform() is not None or is_cuda_available():
+        # Looking for CUDA may load torch, and only a model with a tower depends on it.
+        elif plan is not None and (find_plugin_platform() is not None or is_cuda_available()):
             obstacle = "pictures are read on a CPU only"
         return find_images(
-            getattr(parsed, "images", None),
+            plan,
             checkpoint.path,
             obstacle=obstacle,
             mmproj=settings.mmproj,

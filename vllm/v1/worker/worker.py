@@ -168,11 +168,13 @@ class Worker:
         except (RuntimeError, MemoryError) as error:
             # Of too little memory an accelerator raises a class of its own, which its worker
             # explains; a CPU only says so.
-            if isinstance(error, torch.OutOfMemoryError) or "memory" not in str(error):
+            is_shortage = isinstance(error, MemoryError) or "memory" in str(error)
+            if isinstance(error, torch.OutOfMemoryError) or not is_shortage:
                 raise
             raise ConfigError(
                 f"The weights of {self._config.model_config.model} do not fit in the memory of "
-                f"{self._device}: {error}. Serve a smaller or quantised checkpoint."
+                f"{self._device}: {str(error) or 'it gives no more'}. Serve a smaller or quantised "
+                "checkpoint."
             ) from error
         self._model.eval()
         # What is on no device stays in its file; random weights have none.

@@ -1,5 +1,7 @@
 """Weights are read once: by one start, for the next ones and for cores that start beside it."""
 
+import os
+import resource
 import threading
 from pathlib import Path
 
@@ -93,3 +95,34 @@ def test_a_reading_that_was_stopped_goes_on_behind_the_files_it_read(tmp_path, w
     read: list[int] = []
     found = digest_files(weights, memory, lambda done, _: read.append(done))
     assert (found, read) == (digest_files(weights), [2000])
+
+
+@pytest.mark.parametrize("name", ["weights.lock", "weights.json.new"])
+def test_what_cannot_be_remembered_is_one_warning(tmp_path, weights, caplog, name):
+    memory = tmp_path / "folder" / "weights.json"
+    memory.parent.mkdir()
+    os.mkfifo(memory.with_name(name))
+    assert digest_files(weights, memory) == digest_files(weights)
+    assert not memory.exists()
+    (told,) = caplog.messages
+    assert "cannot be remembered" in told
+    assert str(memory) in told
+
+
+def test_a_full_disk_keeps_nobody_from_reading(tmp_path, weights, caplog):
+    memory = tmp_path / "folder" / "weights.json"
+    memory.parent.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        found = digest_files(weights, memory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found == digest_files(weights)
+    (told,) = caplog.messages
+    assert "cannot be remembered" in told
+    # What cannot be read stays an error.
+    with pytest.raises(FileNotFoundError):
+        digest_files([*weights, tmp_path / "gone"], memory)
+    assert digest_files(weights, memory) == found
+    assert memory.exists()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+
+from vllm.utils.own_files import open_own
 
 # Of one call; POSIX promises 1,024 buffers.
 _MAX_BUFFERS = 1024
@@ -70,15 +71,7 @@ class DiskFiles:
         Raises:
             OSError: It cannot be opened, or is no regular file of this user's.
         """
-        mode = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
-        # O_NONBLOCK: a pipe in a file's place must not hang its opener.
-        flags = mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        handle = os.open(path, flags, 0o600)
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            os.close(handle)
-            raise OSError(f"{path} is no regular file of this user's")
-        return handle
+        return open_own(path, writable=writable)
 
     def close(self, handle: int) -> None:
         """Close a file."""

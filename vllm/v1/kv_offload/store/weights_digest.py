@@ -10,13 +10,15 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import xxhash
 
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.store.file_calls import DiskFiles
+
+logger = init_logger(__name__)
 
 _READ_BYTES = 8 << 20
 # Remembered at most; the oldest go.
@@ -37,7 +39,8 @@ def digest_files(
     """Return a digest of the names and all bytes of some files; None: it was stopped.
 
     Engine cores that share the memory take turns: the first one reads, the others find what it
-    remembered.
+    remembered. Where nothing can be remembered (a full disk, another user's lock) a warning says
+    so, and the files are read all the same.
 
     Args:
         paths: The files.
@@ -51,23 +54,46 @@ def digest_files(
     """
     if memory is None or not remembers:
         return _digest(paths, _read_memory(memory), None, note_progress, stop)
-    with _turn(memory.with_name(WEIGHTS_LOCK), stop) as has_turn:
-        if not has_turn:
-            return None
+    try:
+        turn = _take_turn(memory.with_name(WEIGHTS_LOCK), stop)
+    except OSError as error:
+        _warn_forgotten(memory, error)
+        return _digest(paths, _read_memory(memory), None, note_progress, stop)
+    if turn is None:
+        return None
+    try:
         return _digest(paths, _read_memory(memory), memory, note_progress, stop)
+    finally:
+        os.close(turn)
 
 
-@contextmanager
-def _turn(lock: Path, stop: threading.Event | None) -> Iterator[bool]:
-    """Hold a lock, waiting for it; False: it was stopped meanwhile."""
+def _take_turn(lock: Path, stop: threading.Event | None) -> int | None:
+    """Return the handle of a lock, held until it is closed; None: it was stopped meanwhile.
+
+    Raises:
+        OSError: It can be neither opened nor locked.
+    """
     handle = DiskFiles().open(lock)
     stop = stop or threading.Event()
     try:
         while not (has_turn := _try_lock(handle)) and not stop.wait(_TURN_POLL_S):
             pass
-        yield has_turn
-    finally:
+    except OSError:
         os.close(handle)
+        raise
+    if has_turn:
+        return handle
+    os.close(handle)
+    return None
+
+
+def _warn_forgotten(memory: Path, error: OSError) -> None:
+    logger.warning(
+        "The digest of the weights cannot be remembered in %s (%s): the next start reads them "
+        "again",
+        memory,
+        error,
+    )
 
 
 def _try_lock(handle: int) -> bool:
@@ -93,7 +119,10 @@ def _digest(
         if memory is not None and has_news:
             kept = dict(list(known.items())[-_MAX_FILES:])
             kept = {stamp: said for stamp, said in kept.items() if not said.endswith("-changing")}
-            DiskFiles().replace(memory, json.dumps(kept).encode())
+            try:
+                DiskFiles().replace(memory, json.dumps(kept).encode())
+            except OSError as error:
+                _warn_forgotten(memory, error)
 
     for path in sorted(paths):
         stamp = _stamp(path)
