@@ -29,6 +29,7 @@ def open_copies(folder: Path, maker: str = "maker", checkpoint: str = "digest") 
 
 
 def has_all(copies: PackedCopies, named: Named) -> bool:
+    copies.check(name for name, _ in named)
     return all(copies.has(name, own.num_rows, own.num_columns) for name, own in named)
 
 
@@ -55,6 +56,7 @@ def test_every_type_comes_back_with_its_bits(tmp_path: Path) -> None:
     named.append(("z", ordered))
     open_copies(tmp_path).write(named)
     copies = open_copies(tmp_path)
+    copies.check(name for name, _ in named)
     for name, packed in named:
         assert copies.has(name, packed.num_rows, packed.num_columns)
         found = copies.read(name, "bytes by group")
@@ -75,6 +77,7 @@ def test_every_type_comes_back_with_its_bits(tmp_path: Path) -> None:
 
 def test_matrices_stay_in_the_file(path: Path, named: Named) -> None:
     copies = open_copies(path.parent)
+    copies.check(name for name, _ in named)
     for name, _ in named:
         at = copies.read(name, "whole").codes.data_ptr()
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -94,6 +97,7 @@ def test_damage_and_cuts_are_found_out_and_mended(path: Path, named: Named) -> N
     for data in damaged:
         path.write_bytes(data)
         copies = open_copies(path.parent)
+        copies.check(name for name, _ in named)
         assert not any(copies.has(name, own.num_rows, own.num_columns) for name, own in named)
         assert not path.exists()
         copies.write(named)
@@ -123,6 +127,38 @@ def test_what_is_needed_besides_gets_a_file_of_its_own(path: Path, named: Named)
     copies.write(more)
     assert has_all(open_copies(path.parent), [*named, *more])
     assert path.stat() == before
+
+
+def test_bytes_that_nobody_asks_for_are_not_read(path: Path, named: Named) -> None:
+    more = [("mtp.0.w", pack("Q8_0")), ("mtp.0.v", pack("Q4_0"))]
+    open_copies(path.parent).write(more)
+    (other,) = set(path.parent.iterdir()) - {path}
+    data = bytearray(other.read_bytes())
+    data[700] ^= 4
+    other.write_bytes(data)
+    copies = open_copies(path.parent)
+    # Nothing is there before it was checked.
+    assert not copies.has(named[0][0], 70, named[0][1].num_columns)
+    assert has_all(copies, named)
+    assert other.exists()
+    # A file is sound as a whole or is of no use, though the second of its matrices is.
+    assert not any(has_all(copies, [own]) for own in more)
+    assert not other.exists()
+    assert has_all(copies, named)
+
+
+def test_what_killed_servers_left_is_removed(path: Path, named: Named) -> None:
+    killed, busy, foreign = (
+        path.with_name(f"{stem}.part") for stem in ("digest-older-1", "digest-maker-2", "other-1")
+    )
+    for part in (killed, busy, foreign):
+        part.write_bytes(b"the start")
+    with busy.open("r+b") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        open_copies(path.parent).write([("more", pack("Q8_0"))])
+    assert not killed.exists()
+    assert busy.exists()
+    assert foreign.exists()
 
 
 def test_of_two_that_write_at_once_one_does(tmp_path: Path, named: Named) -> None:

@@ -38,7 +38,8 @@ from vllm.version import __version__
 _WHOLE_SCALE = ".scale"
 # The type of rows of blocks as they lie in a file.
 _BLOCKS = "U8"
-# Raised when other rows or columns are made of the same blocks: copies of packed matrices name it.
+# Raised when other rows or columns are made of the same blocks: copies of packed matrices name it,
+# and tests/model_executor/model_loader/test_gguf_weights.py holds digests of what is made.
 _CONVERSION = 1
 # Blocks that show how a type is packed: rows of more than a panel.
 _SAMPLE_ROWS, _SAMPLE_BLOCKS = 65, 4

@@ -110,10 +110,14 @@ class MatrixStorages(ABC):
         self._copies = copies
         self._new = []
         filled = []
-        for published, storage in [own for made in self._made for own in made.named_storages()]:
-            if not isinstance(storage, PackingStorage):
-                continue
-            name = name_copy(published)
+        packing = {
+            name_copy(published): storage
+            for made in self._made
+            for published, storage in made.named_storages()
+            if isinstance(storage, PackingStorage)
+        }
+        copies.check(packing)
+        for name, storage in packing.items():
             if copies.has(name, storage.num_rows, storage.num_columns):
                 filled += storage.adopt(copies.read(name, storage.wanted_inputs))
             else:

@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import struct
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from vllm.utils.own_files import open_own
 logger = init_logger(__name__)
 
 _SUFFIX = ".panels"
+# Of a file that is being written, locked by who writes it.
+_PART_SUFFIX = ".part"
 _MAGIC = b"panels 1"
 # Magic, where the index begins, how many bytes it has, its digest.
 _FOOTER = struct.Struct("<8sQQ16s")
@@ -73,6 +76,9 @@ class PackedCopies:
         maker: What packed them: the files of others are not read.
         num_threads: Threads that check the bytes.
 
+    A matrix is there once it was checked: bytes that nobody asks for, as of drafts in a start
+    without them, are not read.
+
     Owns: the mappings of the files, until they are closed.
     """
 
@@ -80,17 +86,39 @@ class PackedCopies:
         self._folder, self._stem = folder, f"{checkpoint}-"
         self._name = f"{checkpoint}-{maker}-"
         self._num_threads = num_threads
+        self._unchecked: dict[str, _Entry] = {}
         self._entries: dict[str, _Entry] = {}
         for path in sorted(folder.glob(f"{self._name}*{_SUFFIX}")):
             self._open(path)
 
+    def check(self, names: Iterable[str]) -> None:
+        """Compare matrices with their checksums; a file in which one is damaged is removed."""
+        wanted = {name: self._unchecked[name] for name in names if name in self._unchecked}
+        with ThreadPoolExecutor(max(1, self._num_threads)) as pool:
+            sound = list(pool.map(lambda own: own.file.is_sound(own.said), wanted.values()))
+        damaged: dict[Path, list[str]] = {}
+        for (name, own), is_sound in zip(wanted.items(), sound, strict=True):
+            if not is_sound:
+                damaged.setdefault(own.file.path, []).append(name)
+        for path, bad in damaged.items():
+            _remove(path, f"{len(bad)} matrices are damaged, the first {bad[0]}")
+        for name, own in wanted.items():
+            if own.file.path not in damaged:
+                self._entries[name] = self._unchecked.pop(name)
+        taken = Counter(own.file.path for own in wanted.values())
+        for path in taken.keys() - damaged.keys():
+            logger.info("%d packed matrices are taken from %s", taken[path], path)
+        self._unchecked = {
+            name: own for name, own in self._unchecked.items() if own.file.path not in damaged
+        }
+
     def has(self, name: str, num_rows: int, num_columns: int) -> bool:
-        """Whether there is a matrix of a name and of some sizes."""
+        """Whether there is a matrix, checked already, of a name and of some sizes."""
         entry = self._entries.get(name)
         return entry is not None and entry.said["size"] == [num_rows, num_columns]
 
     def read(self, name: str, inputs: Any) -> PackedRows:
-        """Return a matrix, checked already, with what its products' inputs are rounded to."""
+        """Return a matrix that is there, with what its products' inputs are rounded to."""
         entry = self._entries[name]
         return PackedRows.of_parts(entry.file.read(entry.said), inputs)
 
@@ -124,36 +152,31 @@ class PackedCopies:
                 logger.info("%s, which another version packed, is removed", other)
                 with contextlib.suppress(OSError):
                     other.unlink()
+        for part in self._folder.glob(f"{self._stem}*{_PART_SUFFIX}"):
+            _remove_unfinished(part)
 
     def _open(self, path: Path) -> None:
-        """Take what a file holds; one that is damaged or cut short is removed.
+        """Take what a file says it holds; one that is cut short is removed.
 
         One that cannot be read now may be sound: it is left as it is.
         """
         try:
             file = _MappedCopies(path)
             index = file.read_index()
-            with ThreadPoolExecutor(max(1, self._num_threads)) as pool:
-                sound = pool.map(file.is_sound, index.values())
-                bad = [name for name, own in zip(index, sound, strict=True) if not own]
-            if bad:
-                raise CheckpointError(f"{len(bad)} matrices are damaged, the first {bad[0]}")
         except OSError as error:
             logger.warning("%s is not used: %s", path, error)
             return
         except CheckpointError as error:
-            logger.warning("%s is not used, and is written anew: %s", path, error)
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _remove(path, str(error))
             return
-        logger.info("%d packed matrices are taken from %s", len(index), path)
-        self._entries |= {name: _Entry(said, file) for name, said in index.items()}
+        self._unchecked |= {name: _Entry(said, file) for name, said in index.items()}
 
 
 class _MappedCopies:
     """One file, mapped."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         with os.fdopen(open_own(path, writable=False), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             if size < _FOOTER.size:
@@ -290,13 +313,33 @@ def _digest_pieces(pieces: Iterable[memoryview]) -> str:
     return digest.hexdigest()
 
 
+def _remove(path: Path, reason: str) -> None:
+    logger.warning("%s is not used, and is written anew: %s", path, reason)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _remove_unfinished(part: Path) -> None:
+    """Remove what somebody left who was killed; one that is being written stays."""
+    with contextlib.suppress(OSError), os.fdopen(open_own(part), "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_still_at(part, file.fileno()):
+            logger.info("%s, which was never finished, is removed", part)
+            part.unlink()
+
+
+def _is_still_at(path: Path, handle: int) -> bool:
+    """Whether a file that was opened has not been renamed or removed since."""
+    return path.exists() and os.path.samestat(os.fstat(handle), path.stat())
+
+
 def _write_file(path: Path, matrices: Sequence[tuple[str, PackedRows]]) -> int | None:
     """Write a file whole and return its bytes; None: another process does, or did.
 
     Raises:
         OSError: It cannot be written, for want of room or rights.
     """
-    part = path.with_suffix(".part")
+    part = path.with_suffix(_PART_SUFFIX)
     handle = open_own(part)
     with os.fdopen(handle, "r+b") as file:
         try:
@@ -304,7 +347,7 @@ def _write_file(path: Path, matrices: Sequence[tuple[str, PackedRows]]) -> int |
         except BlockingIOError:
             return None
         # Whoever held the lock before may have renamed the file that was opened here.
-        if not part.exists() or not os.path.samestat(os.fstat(handle), part.stat()):
+        if not _is_still_at(part, handle):
             return None
         if path.exists():
             part.unlink()
