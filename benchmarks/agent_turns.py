@@ -16,6 +16,7 @@ Prints one JSON line. Run it on a quiet machine: nothing is repeated.
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -95,7 +96,9 @@ def _send(
         "stream_options": {"include_usage": True},
     }
     began, first_s, parts, usage = time.monotonic(), None, [], {}
-    with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+    # A connection for each: servers close those that rest, and a request on its way would be lost.
+    headers = {"Connection": "close"}
+    with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
         if reply.status_code != 200:
             raise RuntimeError(f"{reply.status_code}: {reply.read().decode()[:500]}")
         for line in reply.iter_lines():
@@ -122,13 +125,15 @@ def run(client: httpx.Client, model: str, shape: Shape) -> dict[str, Any]:
         turns = [turn for session in held for turn in session]
     seconds = time.monotonic() - began
     prompt_tokens = sum(turn.prompt_tokens for turn in turns)
-    return {
+    found = {
         "seconds": round(seconds, 2),
         "first_s": percentiles([turn.first_s for turn in turns]),
         "prompt_tokens": prompt_tokens,
         "longest_prompt": max(turn.prompt_tokens for turn in turns),
         "hit_share": round(sum(turn.cached_tokens for turn in turns) / prompt_tokens, 4),
     }
+    print(found, file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:
