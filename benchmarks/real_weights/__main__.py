@@ -64,6 +64,9 @@ def main() -> int:
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         parser.error(f"{', '.join(unknown)}: use {', '.join(MODELS)} or all")
+    known = dict.fromkeys(title for name in MODELS for title in _list_checks(args, name))
+    if missing := [title for title in args.checks or () if title not in known]:
+        parser.error(f"--checks {' '.join(missing)}: use {', '.join(known)}")
     found = _Found(args.results)
     faults = 0
     told: dict[str, dict[str, Any]] = {}
@@ -78,7 +81,7 @@ def main() -> int:
         checks = _list_checks(args, name)
         for title in args.checks or ():
             if title not in checks:
-                print(f"{name}: there is no check {title!r} of it", file=sys.stderr)
+                print(f"{name}: {title} is not for it", file=sys.stderr)
         checks = {title: checks[title] for title in args.checks or checks if title in checks}
         for title, check in checks.items():
             report = found.get(name, title)

@@ -16,11 +16,7 @@ from vllm.model_executor.models.decoder.clamped_experts import (
     PackedStack,
     Stack,
 )
-from vllm.model_executor.models.decoder.config import (
-    ExpertsPlan,
-    LayerPlan,
-    MlpPlan,
-)
+from vllm.model_executor.models.decoder.config import ExpertsPlan, LayerPlan, MlpPlan
 from vllm.model_executor.models.decoder.experts_beside import ExpertsBeside
 from vllm.model_executor.models.decoder.feed_forward import (
     ExpertBank,

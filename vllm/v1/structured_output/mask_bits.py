@@ -25,7 +25,7 @@ def allow_only(bits: np.ndarray, row: int, token_id: int) -> None:
 
 
 def keep_only(bits: np.ndarray, row: int, token_ids: Iterable[int]) -> None:
-    """Let nothing but those of these tokens be possible in a row that were; none were: let all.
+    """Take all but these tokens out of a row; where none of them was possible it stays as it is.
 
     Mutates: ``bits``, int32 ``[R, ceil(V / 32)]``.
     """
