@@ -4,8 +4,9 @@
 
 A server with a Qwen 3.5 of random weights, its tower of the size of 0.8B's, is asked twice about
 each of several pictures, and twice about texts of as many tokens. Then a stream of text runs alone,
-and beside pictures that are new to the server. One JSON line: seconds to the first token, the
-second question about a picture over that about a text, and the gaps between a stream's tokens.
+beside texts and beside pictures that are new to the server: a text's prompt takes a long step, too,
+so that the difference is the tower's. One JSON line: seconds to the first token, the second
+question about a picture over that about a text, and the gaps between a stream's tokens.
 """
 
 import argparse
@@ -105,32 +106,41 @@ def time_questions(client: httpx.Client, url: str, seeds: range) -> dict[str, An
 
 
 def time_streams(client: httpx.Client, url: str, rounds: int) -> dict[str, Any]:
-    """Return the gaps of a stream alone, and beside pictures that nobody has seen."""
+    """Return the gaps of a stream alone, and beside texts and pictures that nobody has seen."""
     values: dict[str, Any] = {}
-    for what in ("alone", "beside"):
+    for what, first_seed in (("alone", 0), ("beside_texts", 10_000), ("beside_pictures", 30_000)):
         stop, seen = threading.Event(), []
 
-        def show(stop: threading.Event = stop, seen: list[float] = seen) -> None:
+        def show(
+            stop: threading.Event = stop,
+            seen: list[float] = seen,
+            first_seed: int = first_seed,
+            has_picture: bool = what == "beside_pictures",
+        ) -> None:
             with httpx.Client(timeout=600) as other:
                 while not stop.is_set():
-                    chat = make_chat(10_000 + len(seen), _QUESTIONS[0], has_picture=True)
+                    seed = first_seed + len(seen)
+                    chat = make_chat(seed, _QUESTIONS[0], has_picture=has_picture)
                     seen.append(time_tokens(other, url, chat)[-1])
 
         thread = threading.Thread(target=show)
-        if what == "beside":
+        if what != "alone":
             thread.start()
         gaps: list[float] = []
-        for seed in range(rounds):
+        # Beside texts nearly every step is long.
+        for seed in range(1 if what == "beside_texts" else rounds):
             chat = make_chat(seed, _QUESTIONS[0], has_picture=False, max_tokens=60)
             times = time_tokens(client, url, chat)
             gaps += np.diff(times).tolist()
         stop.set()
-        if what == "beside":
+        if what != "alone":
             thread.join()
-            values["picture_beside_s"] = percentiles(seen)
+            values[f"{what}_s"] = percentiles(seen)
         values[f"gap_{what}_ms"] = {
             **{name: round(gap * 1e3, 1) for name, gap in percentiles(gaps).items()},
             "p99": round(float(np.quantile(gaps, 0.99)) * 1e3, 1),
+            "over_50_ms": sum(gap > 0.05 for gap in gaps),
+            "of": len(gaps),
             "most": round(max(gaps) * 1e3, 1),
         }
     return values
