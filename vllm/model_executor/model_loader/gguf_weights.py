@@ -38,6 +38,8 @@ from vllm.version import __version__
 _WHOLE_SCALE = ".scale"
 # The type of rows of blocks as they lie in a file.
 _BLOCKS = "U8"
+# One matrix of alternating rows, and the two that files have.
+_GATE_AND_UP, _HALVES = ".gate_up_proj", ("gate_proj", "up_proj")
 # Raised when other rows or columns are made of the same blocks: copies of packed matrices name it,
 # and tests/model_executor/model_loader/test_gguf_weights.py holds digests of what is made.
 _CONVERSION = 1
@@ -109,8 +111,13 @@ class GgufWeights(MatrixStorages):
 
     def is_of_drafts(self, name: str) -> bool:
         """Whether a matrix's values are those of the drafts' own file."""
-        found = self._tensors.get(f"{name}.weight")
-        return found is not None and found[0].file not in self._files
+        names = [name]
+        if name.endswith(_GATE_AND_UP):
+            # One matrix of two that files keep apart.
+            stem = name.removesuffix(_GATE_AND_UP)
+            names = [f"{stem}.{leaf}" for leaf in _HALVES]
+        found = [entry for each in names if (entry := self._tensors.get(f"{each}.weight"))]
+        return any(tensor.file not in self._files for tensor, _ in found)
 
     def fingerprint_packing(self) -> str:
         """Return what differs where any type is packed otherwise, as panels are made.
@@ -129,7 +136,7 @@ class GgufWeights(MatrixStorages):
 
     def _find_storage(self, spec: MatrixSpec) -> Storage | None:
         name, in_size, out_size = spec.name, spec.in_size, spec.out_size
-        if name.endswith(".gate_up_proj"):
+        if name.endswith(_GATE_AND_UP):
             return self._make_interleaved(spec)
         entry = self._tensors.get(f"{name}.weight")
         # Plain ones come in the release's order already.
@@ -159,8 +166,8 @@ class GgufWeights(MatrixStorages):
 
     def _make_interleaved(self, spec: MatrixSpec) -> Storage | None:
         """Makes gate and up as one matrix of alternating rows, as gpt-oss's releases have them."""
-        stem = spec.name.removesuffix(".gate_up_proj")
-        entries = [self._tensors.get(f"{stem}.{leaf}.weight") for leaf in ("gate_proj", "up_proj")]
+        stem = spec.name.removesuffix(_GATE_AND_UP)
+        entries = [self._tensors.get(f"{stem}.{leaf}.weight") for leaf in _HALVES]
         found = [entry for entry in entries if entry is not None]
         types = {tensor.type.name for tensor, _ in found}
         are_blocks = all(stored.dtype == _BLOCKS for _, stored in found)
@@ -173,7 +180,7 @@ class GgufWeights(MatrixStorages):
                 "Q8_0, to be served."
             )
         raw = {}
-        for leaf, (tensor, stored) in zip(("gate_proj", "up_proj"), found, strict=True):
+        for leaf, (tensor, stored) in zip(_HALVES, found, strict=True):
             blocks = _empty_blocks(tensor, stored, spec.in_size, spec.out_size // 2, spec.device)
             raw[f".{leaf}.weight"] = blocks
         (type_name,) = types

@@ -50,7 +50,7 @@ class SeeingPrompt:
             UserInputError: What is about pictures is malformed.
             UnsupportedFeatureError: There are other media.
         """
-        if not isinstance(prompt, Mapping) or not any(prompt.get(name) for name in _FIELDS):
+        if not isinstance(prompt, Mapping) or all(prompt.get(name) is None for name in _FIELDS):
             return None
         fields: dict[str, Any] = dict(prompt)
         data, uuids, settings = (fields.pop(name, None) for name in _FIELDS)
@@ -118,8 +118,11 @@ def _entries(value: Any, field: str) -> list[Any]:
         return []
     if not isinstance(value, Mapping):
         raise UserInputError(f'{field} must be an object such as {{"image": ...}}.', field)
-    for name in value:
-        if name != _IMAGE and value[name]:
+    for name, media in value.items():
+        # Arrays are neither true nor false.
+        is_empty = isinstance(media, list | tuple | str | dict) and not media
+        asks_nothing = media is None or media is False or is_empty
+        if name != _IMAGE and not asks_nothing:
             raise UnsupportedFeatureError(
                 f"{field}.{str(name)[:40]} is not served: only pictures (image) are.", field
             )

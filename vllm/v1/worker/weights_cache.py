@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from vllm.exceptions import CheckpointError, ConfigError
+from vllm.exceptions import ConfigError
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files
 from vllm.model_executor.model_loader.packed_copies import PackedCopies
 from vllm.v1.kv_offload.store.folder import WEIGHTS_FILE
@@ -39,10 +39,7 @@ class WeightsCache:
             CheckpointError: One cannot be read.
         """
         files = find_weight_files(Path(checkpoint))
-        try:
-            found = digest_files(files, self._path / WEIGHTS_FILE, remembers=self._remembers)
-        except OSError as error:
-            raise CheckpointError(f"{checkpoint} cannot be read for a digest: {error}.") from error
+        found = digest_files(files, self._path / WEIGHTS_FILE, remembers=self._remembers)
         assert found is not None, "nobody stops it"
         return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm.exceptions import CheckpointError
 from vllm.v1.kv_offload.store.weights_digest import digest_files
 
 
@@ -122,7 +123,9 @@ def test_a_full_disk_keeps_nobody_from_reading(tmp_path, weights, caplog):
     (told,) = caplog.messages
     assert "cannot be remembered" in told
     # What cannot be read stays an error.
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(CheckpointError, match="gone cannot be read for a digest: No such file"):
         digest_files([*weights, tmp_path / "gone"], memory)
+    with pytest.raises(CheckpointError, match=f"{tmp_path} cannot be read for a digest: Is a dir"):
+        digest_files([tmp_path], None)
     assert digest_files(weights, memory) == found
     assert memory.exists()

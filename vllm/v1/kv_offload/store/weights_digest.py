@@ -15,6 +15,7 @@ from pathlib import Path
 
 import xxhash
 
+from vllm.exceptions import CheckpointError
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.store.file_calls import DiskFiles
 
@@ -50,7 +51,7 @@ def digest_files(
         remembers: Whether the memory may be written.
 
     Raises:
-        OSError: A file cannot be read.
+        CheckpointError: A file cannot be read.
     """
     if memory is None or not remembers:
         return _digest(paths, _read_memory(memory), None, note_progress, stop)
@@ -105,6 +106,20 @@ def _try_lock(handle: int) -> bool:
 
 
 def _digest(
+    paths: Sequence[Path],
+    known: dict[str, str],
+    memory: Path | None,
+    note_progress: Callable[[int, int], None],
+    stop: threading.Event | None,
+) -> str | None:
+    try:
+        return _digest_all(paths, known, memory, note_progress, stop)
+    except OSError as error:
+        where = error.filename or ", ".join(str(path) for path in paths)
+        raise CheckpointError(f"{where} cannot be read for a digest: {error.strerror}.") from error
+
+
+def _digest_all(
     paths: Sequence[Path],
     known: dict[str, str],
     memory: Path | None,
