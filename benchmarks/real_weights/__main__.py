@@ -3,11 +3,12 @@
     make real                       SmolLM2 135M and Gemma 3 270M
     make real MODELS=all            Qwen 2.5 Coder 0.5B, too
 
-Fetches the models into the user's cache folder, pinned and checksummed, and checks each: log
-probabilities against transformers, equal bits however a chat is computed, perplexity by how inputs
-and the cache are rounded, what looked-up drafts gain, answers by sixty schemas, calls that must
-come. Prints one JSON line a model and a table of all; the exit code is 1 if anything was not as it
-should be. With ``--results FILE`` what was found is kept there, and a run that is stopped goes on.
+Fetches the models into the user's cache folder, pinned and checksummed, and checks each: token ids
+of odd texts against the releases' settings, log probabilities against transformers, equal bits
+however a chat is computed, perplexity by how inputs and the cache are rounded, what looked-up
+drafts gain, answers by sixty schemas, calls that must come. Prints one JSON line a model and a
+table of all; the exit code is 1 if anything was not as it should be. With ``--results FILE`` what
+was found is kept there, and a run that is stopped goes on.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from benchmarks.real_weights.llama_cpp import check_tokenizer
 from benchmarks.real_weights.models import MODELS, USUAL, ModelUnavailableError, fetch
 from benchmarks.real_weights.perplexity import check_perplexity
 from benchmarks.real_weights.schemas import list_schemas
+from benchmarks.real_weights.tokenizer_ids import check_tokenizer_ids
 from benchmarks.result import print_result
 
 
@@ -101,6 +103,7 @@ def main() -> int:
 
 def _list_checks(args: argparse.Namespace, name: str) -> dict[str, Callable[[Path], Report]]:
     checks: dict[str, Callable[[Path], Report]] = {
+        "token_ids": partial(check_tokenizer_ids, num_texts=args.odd_texts, seed=args.seed),
         "log_probabilities": partial(check_log_probabilities, num_texts=args.texts, seed=args.seed),
         "exactness": partial(check_exactness, num_chats=args.chats, seed=args.seed),
         "perplexity": partial(check_perplexity, num_tokens=args.tokens),

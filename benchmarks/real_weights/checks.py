@@ -28,6 +28,7 @@ _SUBJECTS = (
     *("a river in spring", "the moon", "how bread rises", "a lighthouse", "old maps"),
     *("a train at night", "the number seven", "why leaves fall", "a broken clock", "winter"),
 )
+_UNFINISHED = re.compile(r"unfinished (\w+)")
 _ASKS = ("Describe", "Explain in one sentence", "Write a line about", "Ask a question about")
 
 
@@ -176,7 +177,10 @@ def check_schemas(path: Path, schemas: Sequence[Mapping[str, Any]]) -> Report:
     for schema, output in zip(schemas, outputs, strict=True):
         answer = output.outputs[0]
         if answer.finish_reason != "stop":
-            where = f"within_{find_open_part(answer.text)}"
+            named = _UNFINISHED.match(str(answer.stop_reason))
+            if named is None:
+                report.faults.append(f"{json.dumps(schema)}: nothing says why it has no end")
+            where = f"unfinished_{named[1] if named else 'unnamed'}"
             report.figures[where] = report.figures.get(where, 0) + 1
             continue
         report.figures["stopped"] += 1
@@ -185,26 +189,6 @@ def check_schemas(path: Path, schemas: Sequence[Mapping[str, Any]]) -> Report:
         if faults:
             report.faults.append(f"{json.dumps(schema)}: {answer.text[:200]}: {faults[0].message}")
     return report
-
-
-def find_open_part(text: str) -> str:
-    """Return what of JSON goes on at its end: a text, a number, a list or an object."""
-    opened: list[str] = []
-    is_in_text = False
-    for mark in re.findall(r'\\.|["{}\[\]]', text):
-        if mark == '"':
-            is_in_text = not is_in_text
-        elif is_in_text or len(mark) > 1:
-            continue
-        elif mark in "{[":
-            opened.append(mark)
-        elif opened:
-            opened.pop()
-    if is_in_text:
-        return "a_text"
-    if text[-1:].isdigit():
-        return "a_number"
-    return "a_list" if "[" in opened else "an_object"
 
 
 def _draw_prompt(llm: LLM, rng: random.Random) -> list[int]:

@@ -11,11 +11,11 @@ from benchmarks.real_weights import models
 from benchmarks.real_weights.checks import (
     check_exactness,
     check_log_probabilities,
-    find_open_part,
     open_engine,
 )
 from benchmarks.real_weights.models import ModelUnavailableError, RealModel, Wheel, fetch
 from benchmarks.real_weights.schemas import list_schemas
+from benchmarks.real_weights.tokenizer_ids import check_tokenizer_ids
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -31,6 +31,12 @@ def smollm2() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         yield path
+
+
+def test_token_ids_are_those_of_the_release(smollm2: Path) -> None:
+    report = check_tokenizer_ids(smollm2, num_texts=300, seed=3)
+    assert not report.faults
+    assert report.figures["equal"] == 300
 
 
 def test_log_probabilities_are_those_of_transformers(smollm2: Path) -> None:
@@ -62,21 +68,6 @@ def test_it_answers_and_closes_its_objects(smollm2: Path) -> None:
 def test_the_schemas_are_sixty_different_ones() -> None:
     schemas = [json.dumps(schema) for schema in list_schemas()]
     assert len(set(schemas)) == len(schemas) == 60
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ('{"a": "so on [{', "a_text"),
-        ('{"a": "so \\" on', "a_text"),
-        ('{"a": 12', "a_number"),
-        ('{"a": ["so", "on", ', "a_list"),
-        ('{"a": [{"b": "so"}, {"c": ', "a_list"),
-        ('{"a": ["so"], "b": true, ', "an_object"),
-    ],
-)
-def test_an_answer_that_went_on_says_what_did(text: str, part: str) -> None:
-    assert find_open_part(text) == part
 
 
 def test_another_file_than_the_pinned_one_is_refused(
