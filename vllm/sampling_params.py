@@ -16,6 +16,8 @@ _MAX_LOGIT_BIAS = 100.0
 MAX_LOGPROB_IDS = 1024
 # What a message between processes holds.
 _MAX_COUNT = 1 << 63
+# Of ``repetition_detection``: it is looked for at every token.
+_MAX_PATTERN, _MAX_REPEATED = 256, 8192
 # The ways to say what an answer must look like.
 STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -110,6 +112,8 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
 
     A pattern of ``min_pattern_size or 1`` to ``max_pattern_size`` tokens repeated at least
     ``min_count`` times ends the request; ``max_pattern_size`` 0 or ``min_count`` < 2 turns it off.
+    It is looked for at every token, so patterns are at most 256 tokens long, and 8,192 tokens are
+    looked at.
     """
 
     max_pattern_size: int = 0
@@ -119,6 +123,28 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
 
 def _between(value: float, low: float, high: float) -> tuple[bool, str]:
     return low <= value <= high, f"between {low} and {high}"
+
+
+def _repetition_checks(given: RepetitionDetectionParams) -> list[tuple[str, object, bool, str]]:
+    """What a pattern's sizes must be, as (name, value, whether it is so, rule)."""
+    longest, shortest = given.max_pattern_size, given.min_pattern_size
+    name = "repetition_detection"
+    most = _MAX_REPEATED // max(1, longest)
+    return [
+        (
+            f"{name}.max_pattern_size",
+            *(longest, 0 <= longest <= _MAX_PATTERN, f"between 0 (off) and {_MAX_PATTERN}"),
+        ),
+        (
+            f"{name}.min_pattern_size",
+            *(shortest, 0 <= shortest <= longest, f"between 0 and max_pattern_size={longest}"),
+        ),
+        (
+            f"{name}.min_count",
+            *(given.min_count, 0 <= given.min_count <= most),
+            f"between 0 (off) and {most} for max_pattern_size={longest}",
+        ),
+    ]
 
 
 def _clean_bias(logit_bias: Mapping[Any, float]) -> dict[int, float]:
@@ -296,6 +322,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             if value is not None:
                 rule = f"at least {least} and below {_MAX_COUNT}"
                 checks.append((name, value, least <= value < _MAX_COUNT, rule))
+        if self.repetition_detection is not None:
+            checks += _repetition_checks(self.repetition_detection)
         if self.truncate_prompt_tokens == 0:
             checks.append(("truncate_prompt_tokens", 0, False, "-1 or at least 1"))
         if self.seed is not None:

@@ -220,7 +220,7 @@ def _kimi(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     ]
     return sequence(
         text("<|tool_calls_section_begin|>"),
-        calls_of(tags, "", one_call),
+        calls_of(tags, "", one_call, number_behind=":"),
         text("<|tool_calls_section_end|>"),
     )
 

@@ -165,8 +165,17 @@ def tag(begin: str, content: Format, end: str) -> Format:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def calls_of(tags: Sequence[Format], separator: str, one_call: bool) -> Format:
-    """Return the format of at least one of some tags, up to the first that is there already."""
+def calls_of(
+    tags: Sequence[Format], separator: str, one_call: bool, number_behind: str = ""
+) -> Format:
+    """Return the format of at least one of some tags, up to the first that is there already.
+
+    Args:
+        tags: Of one call each.
+        separator: Between two.
+        one_call: Whether one is all.
+        number_behind: What stands before a call's number, where calls are numbered.
+    """
     return {
         "type": "tags_with_separator",
         "tags": list(tags),
@@ -174,6 +183,7 @@ def calls_of(tags: Sequence[Format], separator: str, one_call: bool) -> Format:
         "at_least_one": True,
         "stop_after_first": one_call,
         "ends_at_repeat": not one_call,
+        "number_behind": number_behind,
     }
 
 

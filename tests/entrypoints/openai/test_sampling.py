@@ -16,7 +16,7 @@ from vllm.entrypoints.openai.sampling import (
     resolve_max_tokens,
 )
 from vllm.exceptions import UserInputError
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 
 
 def _request(**fields: Any) -> CompletionRequest:
@@ -104,3 +104,33 @@ def test_parameters() -> None:
     assert request.stop_token_ids is not params.stop_token_ids
     whole = make_sampling_params(_request(), SERVED_MODEL, 9, LogprobsOptions())
     assert whole.output_kind == RequestOutputKind.FINAL_ONLY
+
+
+def test_repetition_detection_is_the_engines() -> None:
+    given = {"max_pattern_size": 20, "min_count": 4}
+    for fields, expected in (
+        ({}, None),
+        ({"repetition_detection": None}, None),
+        ({"repetition_detection": given}, RepetitionDetectionParams(20, 0, 4)),
+        ({"repetition_detection": {}}, RepetitionDetectionParams()),
+    ):
+        params = make_sampling_params(_request(**fields), SERVED_MODEL, 9, LogprobsOptions())
+        assert params.repetition_detection == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"max_pattern_size": -1}, "max_pattern_size"),
+        ({"max_pattern_size": 257, "min_count": 2}, "max_pattern_size"),
+        ({"max_pattern_size": 4, "min_pattern_size": 5, "min_count": 2}, "min_pattern_size"),
+        ({"max_pattern_size": 256, "min_count": 33}, "min_count"),
+        ({"max_pattern_size": 4, "min_count": -1}, "min_count"),
+        ({"max_pattern_size": 2**70}, "max_pattern_size"),
+    ],
+)
+def test_patterns_that_cost_too_much_are_refused(given: dict[str, int], param: str) -> None:
+    fields = _request(repetition_detection=given)
+    with pytest.raises(UserInputError) as caught:
+        make_sampling_params(fields, SERVED_MODEL, 9, LogprobsOptions())
+    assert caught.value.param == f"repetition_detection.{param}"

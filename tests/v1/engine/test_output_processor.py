@@ -4,7 +4,12 @@ import pytest
 
 from tests.v1.engine.fakes import make_tokenizer
 from vllm.exceptions import UserInputError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import (
+    ReasoningSpan,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from vllm.v1.engine import (
     EngineCoreEvent,
     EngineCoreEventType,
@@ -249,3 +254,62 @@ def test_without_a_tokenizer_answers_are_ids():
     (core_id,) = add(processor)
     (output,) = step(processor, EngineCoreOutput(core_id, [1, 2])).outputs
     assert (output.outputs[0].text, output.outputs[0].token_ids) == ("", [1, 2])
+
+
+_CUT = '{"a": ["x", "so on and so on'
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "reason", "named"),
+    [
+        ({"json": {}}, _CUT, FinishReason.LENGTH, "unfinished text at $.a[1]"),
+        (
+            {"json_object": True},
+            '{"a": [1, 2, 3, 4, ',
+            FinishReason.LENGTH,
+            "unfinished list at $.a",
+        ),
+        ({"json": {}}, '{"a": 1}', FinishReason.LENGTH, None),
+        ({"json": {}}, _CUT, FinishReason.ABORT, None),
+        ({"json": {}}, _CUT, FinishReason.REPETITION, "repetition_detected"),
+        ({"regex": "x"}, _CUT, FinishReason.LENGTH, None),
+        (None, _CUT, FinishReason.LENGTH, None),
+    ],
+)
+def test_json_that_a_limit_cuts_off_says_what_went_on(asked, text, reason, named, caplog):
+    processor = OutputProcessor(TOKENIZER)
+    structured = None if asked is None else StructuredOutputsParams(**asked)
+    (core_id,) = add(processor, structured_outputs=structured)
+    told = "repetition_detected" if reason is FinishReason.REPETITION else None
+    stats = IterationStats()
+    for begin, end in ((0, 9), (9, None)):
+        ids = TOKENIZER.encode(text)[begin:end]
+        output = EngineCoreOutput(core_id, ids)
+        if end is None:
+            output = EngineCoreOutput(core_id, ids, finish_reason=reason, stop_reason=told)
+        result = step(processor, output, stats=stats)
+    assert result.outputs[0].outputs[0].stop_reason == named
+    (finished,) = stats.finished_requests
+    is_cut = asked not in (None, {"regex": "x"}) and reason is not FinishReason.ABORT
+    is_open = is_cut and text[-1] != "}"
+    assert (finished.open_part is not None) is is_open
+    assert [
+        f"has no end within {len(TOKENIZER.encode(text))} tokens" in m for m in caplog.messages
+    ] == ([True] * is_open)
+
+
+@pytest.mark.parametrize(
+    ("thought", "named"), [("a", "unfinished nothing"), ("ab{h", "unfinished text at $.a[1]")]
+)
+def test_thoughts_before_json_are_none(thought, named):
+    processor = OutputProcessor(TOKENIZER)
+    (core_id,) = add(
+        processor,
+        structured_outputs=StructuredOutputsParams(json={}),
+        reasoning=ReasoningSpan([ABC[7]]),
+    )
+    ids = TOKENIZER.encode(thought + _CUT)
+    if named == "unfinished nothing":
+        ids = TOKENIZER.encode("ab{")
+    result = step(processor, EngineCoreOutput(core_id, ids, finish_reason=FinishReason.LENGTH))
+    assert result.outputs[0].outputs[0].stop_reason == named

@@ -82,6 +82,7 @@ def test_iteration_stats(registry: CollectorRegistry, stats: PrometheusStatLogge
             max_tokens=100,
             queued_time=0.5,
             n=2,
+            open_part="text",
         )
     )
     stats.record(None, iteration)
@@ -105,6 +106,8 @@ def test_iteration_stats(registry: CollectorRegistry, stats: PrometheusStatLogge
     for name, value in expected.items():
         assert _value(registry, name) == pytest.approx(value), name
     assert _value(registry, "request_success_total", finished_reason="abort") == 1
+    assert _value(registry, "unfinished_json_total", part="text") == 1
+    assert _value(registry, "unfinished_json_total", part="list") == 0
 
 
 def test_every_reason_reads_zero_from_the_start(

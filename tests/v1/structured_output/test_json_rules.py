@@ -19,6 +19,7 @@ from vllm.v1.structured_output.json_rules import (
     MAX_DIGITS,
     JsonRules,
     JsonTokens,
+    TaggedKeys,
     UsedKeys,
     has_free_keys,
     may_ask_for_digits,
@@ -31,6 +32,14 @@ PATTERN = {
     "properties": {"n": {"type": "integer"}},
     "patternProperties": {"^x_[a-z]+$": {"type": "boolean"}},
 }
+_D = "｜DSML｜"
+_DSML_HEAD = (
+    f'\n\n<{_D}tool_calls>\n<{_D}invoke name="get">\n<{_D}parameter name="headers" string="false">'
+)
+_KIMI_HEAD = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>"
+    '{"headers": '
+)
 NUMBERS: list[dict[str, Any]] = [
     {"type": "integer"},
     {"type": "number"},
@@ -263,53 +272,6 @@ def test_masks_behind_drafts_are_those_without(reader: Reader) -> None:
                 break
 
 
-_TOOLS = parse_tools(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
-            },
-        }
-        for name in ("find", "now")
-    ]
-)
-_WRITTEN = {
-    "hermes": lambda name, n: (
-        f'<tool_call>\n{{"name": "{name}", "arguments": {{"n": {n}}}}}\n</tool_call>'
-    ),
-    "llama3_json": lambda name, n: f'{{"name": "{name}", "parameters": {{"n": {n}}}}}',
-    "glm": lambda name, n: (
-        f"<tool_call>{name}\n<arg_key>n</arg_key>\n<arg_value>{n}</arg_value>\n</tool_call>"
-    ),
-}
-_BETWEEN = {"hermes": "\n", "llama3_json": "; ", "glm": "\n"}
-
-
-@pytest.mark.parametrize("dialect", list(_WRITTEN))
-def test_forced_calls_end_behind_one_that_was_made_already(reader: Reader, dialect: str) -> None:
-    tag = answer_tag(dialect, AnswerGrammar(_TOOLS))
-    written, between = _WRITTEN[dialect], _BETWEEN[dialect]
-    for names, ends in (
-        (("find1",), False),
-        (("find1", "find2"), False),
-        (("find1", "now1"), False),
-        (("find1", "find1"), True),
-        (("find1", "now1", "find2", "now1"), True),
-    ):
-        grammar = start(reader, structural_tag=tag)
-        calls = between.join(written(name[:-1], int(name[-1])) for name in names)
-        *first, last = reader.encode(calls)
-        assert grammar.accept_tokens("q", first)
-        # Behind drafts as without them.
-        behind = allowed(reader, grammar, [last])[1]
-        assert grammar.accept_tokens("q", [last])
-        assert allowed(reader, grammar)[0] == behind
-        assert EOS in behind
-        assert (behind == [EOS]) is ends, names
-
-
 @pytest.mark.parametrize(
     ("schema", "is_free"),
     [
@@ -331,3 +293,59 @@ def test_schemas_whose_objects_have_keys_of_the_models_choosing(
     schema: dict[str, Any], is_free: bool
 ) -> None:
     assert has_free_keys(schema) is is_free
+
+
+_HEADERS = {
+    "type": "object",
+    "properties": {"headers": {"type": "object", "additionalProperties": {"type": "string"}}},
+    "required": ["headers"],
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "before"),
+    [
+        ("hermes", '<tool_call>\n{"name": "get", "arguments": {"headers": '),
+        ("llama3_json", '{"name": "get", "parameters": {"headers": '),
+        ("qwen3_coder", "<tool_call>\n<function=get>\n<parameter=headers>\n"),
+        ("deepseek_v4", _DSML_HEAD),
+        ("kimi_k2", _KIMI_HEAD),
+        ("mistral_v11", '[TOOL_CALLS]get[ARGS]{"headers": '),
+        ("pythonic", "[get(headers="),
+    ],
+)
+def test_no_key_comes_twice_in_an_argument(reader: Reader, dialect: str, before: str) -> None:
+    tools = parse_tools([{"function": {"name": "get", "parameters": _HEADERS}}])
+    asked = {"structural_tag": answer_tag(dialect, AnswerGrammar(tools))}
+    for text, may_close in (('{"a": "b", "a', False), ('{"a": "b", "b', True), ('{"a', True)):
+        texts = follow(reader, before + text, **asked)
+        assert any(each.startswith('"') for each in texts) is may_close, text
+    # What stands in a token with the beginning of the JSON is seen, too.
+    grammar = start(reader, **asked)
+    assert grammar.accept_tokens("q", reader.encode(before + '{"a": "b", "a'))
+    texts = {reader.tokenizer.decode([i]) for i in allowed(reader, grammar)[0]}
+    assert not any(each.startswith('"') for each in texts)
+
+
+@pytest.mark.parametrize(
+    ("written", "used"),
+    [
+        ('x={"a": 1, ', [b"a"]),
+        ("x=5,", []),
+        ('x={"a": 1}, "b": ', []),
+        ('x={"a": {"c": 1}, ', [b"a"]),
+        ('x={"a": "}", ', [b"a"]),
+        ('x=[{"a": 1}, {', []),
+        ('x={"a": 1}x={"b": 1', [b"b"]),
+        ('z={"a": 1', []),
+        ('x= {"a": 1', [b"a"]),
+    ],
+)
+def test_keys_between_tags(written: str, used: list[bytes]) -> None:
+    for width in (1, 2, 3, len(written)):
+        keys = TaggedKeys([b"x=", b"y="])
+        raw = written.encode()
+        for at in range(0, len(raw), width):
+            keys.feed(raw[at : at + width])
+            keys = keys.copy()
+        assert sorted(keys.used) == used, (written, width)

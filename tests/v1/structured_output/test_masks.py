@@ -16,6 +16,7 @@ from vllm.v1.structured_output.grammar import CompiledGrammar, Grammar
 from vllm.v1.structured_output.grammar_text import make_grammar_text
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.structured_output.reasoning import ReasoningTracker
+from vllm.v1.structured_output.special_texts import SpecialTexts
 
 SCHEMA = {
     "type": "object",
@@ -178,7 +179,8 @@ def test_a_refused_token_says_so(reader: Reader) -> None:
 
 def test_a_grammar_that_grows_too_large_says_so(reader: Reader) -> None:
     made = Fixture(reader)
-    text = make_grammar_text(StructuredOutputsParams(regex="(a|b)*a(a|b){9}"), {})
+    params = StructuredOutputsParams(regex="(a|b)*a(a|b){9}")
+    text = make_grammar_text(params, SpecialTexts({})).text
     few = LLParserLimits(max_lexer_states=15, verbose_errors=False)
     matcher = LLMatcher(reader.backend._tokenizer, text, log_level=0, limits=few)
     made.compiled = CompiledGrammar(matcher)

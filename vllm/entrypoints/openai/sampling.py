@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.context import ServedModel
 from vllm.entrypoints.openai.protocol.requests import EngineRequest, SamplingRequest
 from vllm.entrypoints.openai.structured_fields import make_structured_outputs
 from vllm.exceptions import ContextLengthError, UnsupportedFeatureError, UserInputError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from vllm.v1.request_options import RequestOptions
 
 _MAX_REQUEST_ID_CHARS = 256
@@ -222,6 +222,7 @@ def make_sampling_params(
         prompt_logprobs=logprobs.prompt,
         output_kind=kind,
         structured_outputs=make_structured_outputs(request),
+        repetition_detection=_read_repetition(request),
         extra_args=(
             {"kv_transfer_params": request.kv_transfer_params}
             if request.kv_transfer_params
@@ -229,3 +230,11 @@ def make_sampling_params(
         ),
         **fields,
     )
+
+
+def _read_repetition(request: SamplingRequest) -> RepetitionDetectionParams | None:
+    given = request.repetition_detection
+    if given is None:
+        return None
+    named = given.model_dump(exclude_none=True)
+    return RepetitionDetectionParams(**named)

@@ -5,6 +5,7 @@ from typing import Any
 from vllm.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers import Tokenizer
+from vllm.utils.open_json import OpenPart, find_open_part
 from vllm.v1.engine.detokenizer import Detokenizer, make_text_stream
 from vllm.v1.engine.logprobs import LogprobsCollector
 from vllm.v1.engine.output_queue import OutputSink
@@ -17,12 +18,17 @@ from vllm.v1.messages import (
     PrefillStats,
 )
 from vllm.v1.metrics.iteration_stats import RequestStateStats
+from vllm.v1.structured_output.reasoning import ReasoningTracker
+
+_JSON_KINDS = ("json", "json_object")
+_CUTTING = (FinishReason.LENGTH, FinishReason.REPETITION)
 
 
 class AnswerState:
     """One child request: its tokens, its text, its end.
 
-    Owns: the detokenizer, the log probabilities, the tokens and the times of one answer.
+    Owns: the detokenizer, the log probabilities, the tokens and the times of one answer, and where
+    its JSON stands if a limit cut it off (``open_part``).
 
     Args:
         request: As sent to the core.
@@ -47,6 +53,8 @@ class AnswerState:
         self.sink = sink
         self.stats = RequestStateStats(arrival_time=request.arrival_time)
         self.prefill_stats: PrefillStats | None = None
+        self.open_part: OpenPart | None = None
+        self._tokenizer = tokenizer
         self._delta = params.output_kind == RequestOutputKind.DELTA
         self._final_only = params.output_kind == RequestOutputKind.FINAL_ONLY
         stream = None
@@ -112,7 +120,25 @@ class AnswerState:
             return not output.finished
         if output.finish_reason is not None:
             self._finish_reason, self._stop_reason = output.finish_reason, output.stop_reason
+            if output.finish_reason in _CUTTING:
+                self.open_part = self._find_open_part()
+                if self.open_part is not None and self._stop_reason is None:
+                    self._stop_reason = self.open_part.short
         return False
+
+    def _find_open_part(self) -> OpenPart | None:
+        """What went on in an answer that is JSON; None: it is whole, or none was asked for."""
+        params = self.request.sampling_params
+        asked = params.structured_outputs
+        if asked is None or asked.kind not in _JSON_KINDS or self._tokenizer is None:
+            return None
+        begin: int | None = 0
+        if params.reasoning is not None:
+            # Thoughts are no JSON, and may hold any.
+            begin = ReasoningTracker(params.reasoning).find_end(self._token_ids)
+        if begin is None:
+            return OpenPart("nothing", "", 0)
+        return find_open_part(self._tokenizer.decode(self._token_ids[begin:]))
 
     def abort(self) -> None:
         """End the answer with what there is."""

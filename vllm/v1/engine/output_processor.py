@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import Tokenizer
+from vllm.utils.open_json import OpenPart
 from vllm.v1.engine.answer_state import AnswerState
 from vllm.v1.engine.output_queue import OutputSink
 from vllm.v1.engine.parallel_sampling import ParentRequest, make_child_params
@@ -125,6 +126,8 @@ class OutputProcessor:
             if state.update(output):
                 result.aborts.append(output.request_id)
             self._count(state, output, core_outputs.timestamp, stats)
+            if state.open_part is not None:
+                _tell_open_part(state, state.open_part)
             self._deliver(state, result.outputs)
         return result
 
@@ -243,7 +246,17 @@ class OutputProcessor:
             n=state.parent.n,
             summary=state.parent.summarize(state.stats),
             tenant=state.request.tenant,
+            open_part=None if state.open_part is None else state.open_part.kind,
         )
+
+
+def _tell_open_part(state: AnswerState, part: OpenPart) -> None:
+    logger.warning(
+        "The JSON of request %s has no end within %d tokens: %s.",
+        state.parent.external_id,
+        state.stats.num_generation_tokens,
+        part,
+    )
 
 
 def _make_child(request: EngineCoreRequest, index: int, request_id: str) -> EngineCoreRequest:

@@ -80,6 +80,7 @@ class FinishedRequestStats:
         mean_time_per_output_token: Decode time over the tokens after the first.
         summary: Of the whole request, with the answer that ends it; None with others.
         tenant: Whose it is, if anybody's.
+        open_part: What went on in JSON that a limit cut off; None: there is no such.
     """
 
     finish_reason: FinishReason
@@ -97,6 +98,7 @@ class FinishedRequestStats:
     n: int = 1
     summary: RequestSummary | None = None
     tenant: str | None = None
+    open_part: str | None = None
 
 
 @dataclass(slots=True)
@@ -213,6 +215,7 @@ class IterationStats:
         n: int = 1,
         summary: RequestSummary | None = None,
         tenant: str | None = None,
+        open_part: str | None = None,
     ) -> None:
         """Count a request (one of ``n`` answers) that ended."""
         num_later_tokens = stats.num_generation_tokens - 1
@@ -236,6 +239,7 @@ class IterationStats:
                 n=n,
                 summary=summary,
                 tenant=tenant,
+                open_part=open_part,
             )
         )
         self.max_num_generation_tokens_iter.append(stats.num_generation_tokens)

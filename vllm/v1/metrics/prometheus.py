@@ -14,6 +14,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from vllm.utils.open_json import KINDS
 from vllm.v1.messages import MISS_REASONS, WINDOW_REBUILT, FinishReason
 from vllm.v1.metrics.iteration_stats import FinishedRequestStats, IterationStats
 from vllm.v1.metrics.prometheus_sink import PrometheusSink
@@ -123,6 +124,11 @@ class PrometheusStatLogger(PrometheusSink):
         for reason in FinishReason:
             # A reason that never came must read 0, not be absent.
             self._success.labels(*self._labels, str(reason))
+        self._open_parts = self._labelled_counter(
+            "unfinished_json", "Answers in JSON without an end, by the part that went on.", "part"
+        )
+        for kind in KINDS:
+            self._open_parts.labels(*self._labels, kind)
         self._make_gauges()
         self._make_histograms(token_buckets(max_model_len))
 
@@ -279,6 +285,8 @@ class PrometheusStatLogger(PrometheusSink):
 
     def _record_finished(self, request: FinishedRequestStats) -> None:
         self._success.labels(*self._labels, str(request.finish_reason)).inc()
+        if request.open_part is not None:
+            self._open_parts.labels(*self._labels, request.open_part).inc()
         for name, histogram in self._finished.items():
             histogram.observe(getattr(request, name))
         self._prefill_computed.observe(request.num_prompt_tokens - request.num_cached_tokens)

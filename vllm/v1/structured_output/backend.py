@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import Tokenizer
 from vllm.v1.structured_output.grammar import CompiledGrammar, Grammar, shorten
-from vllm.v1.structured_output.grammar_text import make_grammar_text, make_whole_schema
+from vllm.v1.structured_output.grammar_text import GrammarText, make_grammar_text
 from vllm.v1.structured_output.json_rules import (
     JsonRules,
     JsonTokens,
+    TaggedKeys,
     UsedKeys,
     has_free_keys,
     may_ask_for_digits,
@@ -32,7 +33,8 @@ from vllm.v1.structured_output.limits import (
 )
 from vllm.v1.structured_output.mask_bits import BITS, allow_only
 from vllm.v1.structured_output.masks import MaskWork
-from vllm.v1.structured_output.structural_tag import ENDS_AT_REPEAT
+from vllm.v1.structured_output.repeats import CallTokens, RepeatedCalls
+from vllm.v1.structured_output.special_texts import SpecialTexts
 
 # Bits of masks that one thread fills before several would have begun.
 _MIN_PARALLEL_BITS = 1 << 18
@@ -61,7 +63,7 @@ class Backend:
         made = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=sorted(end_ids))
         # The library takes <tool_call> for special, whatever the vocabulary says.
         added = backend.get_added_tokens_decoder().items()
-        self._special_tokens = {t.content: i for i, t in added if made.is_special_token(i)}
+        self._specials = SpecialTexts({t.content: i for i, t in added if made.is_special_token(i)})
         self._tokenizer = made
         self._executor = LLExecutor()
         self._token_ids, self._vocab_size = backend.get_vocab, vocab_size
@@ -72,11 +74,15 @@ class Backend:
         Raises:
             UserInputError: It is no grammar, or too large a one.
         """
-        return CompiledGrammar(self.check(params), self._make_rules(params))
+        made = self._make_text(params)
+        return CompiledGrammar(self._check(params, made), self._make_rules(params, made))
 
     def check(self, params: StructuredOutputsParams) -> LLMatcher:
         """Return what the library makes of a grammar; raises as ``compile``."""
-        matcher = self._compile(params)
+        return self._check(params, self._make_text(params))
+
+    def _check(self, params: StructuredOutputsParams, made: GrammarText) -> LLMatcher:
+        matcher = self._compile(made)
         if matcher.is_error():
             of, reason = self._find_fault(params) or (
                 f"structured_outputs.{params.kind}",
@@ -89,24 +95,32 @@ class Backend:
     def _json_tokens(self) -> JsonTokens:
         return JsonTokens(self._tokenizer, self._token_ids(), self._vocab_size)
 
-    def _make_rules(self, params: StructuredOutputsParams) -> JsonRules | None:
+    @cached_property
+    def _call_tokens(self) -> CallTokens:
+        return CallTokens(self._tokenizer, self._specials, self._token_ids, self._vocab_size)
+
+    def _make_rules(self, params: StructuredOutputsParams, made: GrammarText) -> JsonRules | None:
         """What JSON may not go on to; None: the request wrote its grammar itself."""
-        schema = make_whole_schema(params)
-        if schema is not None:
-            return JsonRules(self._json_tokens, UsedKeys(), has_free_keys=has_free_keys(schema))
-        if params.structural_tag is None:
+        if made.schema is not None:
+            is_free = has_free_keys(made.schema)
+            return JsonRules(self._json_tokens, UsedKeys(), has_free_keys=is_free)
+        if made.tag is None or params.structural_tag is None:
             return None
-        # Between tags may stand anything: texts and keys are followed where an answer is all JSON.
+        # Between tags may stand anything: keys are followed behind what stands before JSON.
+        tokens, heads, repeats = self._call_tokens, made.tag.json_heads, made.tag.repeats
         return JsonRules(
             self._json_tokens,
-            None,
+            TaggedKeys([tokens.spell(tokens.tokenize(head)) for head in heads]) if heads else None,
+            has_free_keys=bool(heads),
             bars_digits=not may_ask_for_digits(json.loads(params.structural_tag)),
-            may_repeat=ENDS_AT_REPEAT in params.structural_tag,
+            calls=RepeatedCalls(tokens, repeats) if repeats else None,
         )
 
-    def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
-        text = make_grammar_text(params, self._special_tokens)
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+    def _make_text(self, params: StructuredOutputsParams) -> GrammarText:
+        return make_grammar_text(params, self._specials)
+
+    def _compile(self, made: GrammarText) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, made.text, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             # The first mask costs most, and shows grammars that can never make one.
             matcher.compute_bitmask()
@@ -117,7 +131,7 @@ class Backend:
         if params.structural_tag is None:
             return None
         for of, part in find_named_parts(read_structural_tag(params.structural_tag)):
-            matcher = self._compile(_alone(params, part))
+            matcher = self._compile(self._make_text(_alone(params, part)))
             if matcher.is_error():
                 return of, shorten(matcher.get_error())
         return None

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
@@ -12,7 +13,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.closed_objects import close_objects
 from vllm.v1.structured_output.lax_schemas import is_lax, loosen
 from vllm.v1.structured_output.limits import read_schema, read_structural_tag
-from vllm.v1.structured_output.structural_tag import TagGrammar
+from vllm.v1.structured_output.special_texts import SpecialTexts
+from vllm.v1.structured_output.structural_tag import TagGrammar, TagText
 
 # One space, or a line break with an indentation: whatever is printed for people fits, and a model
 # cannot fill its answer with blanks.
@@ -22,40 +24,48 @@ _WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 _MAX_GBNF_CHARS = 1 << 16
 
 
-def make_grammar_text(params: StructuredOutputsParams, special_tokens: Mapping[str, int]) -> str:
+@dataclass(frozen=True, slots=True)
+class GrammarText:
+    """What llguidance compiles, and what it was made of.
+
+    Attributes:
+        text: The library's grammar.
+        schema: The one that all of an answer follows; None: it follows something else.
+        tag: The structural tag that it follows; None: likewise.
+    """
+
+    text: str
+    schema: Mapping[str, Any] | None = None
+    tag: TagText | None = None
+
+
+def make_grammar_text(params: StructuredOutputsParams, specials: SpecialTexts) -> GrammarText:
     """Return llguidance's grammar.
 
     Args:
         params: What the request asks for.
-        special_tokens: Ids of the vocabulary's special tokens by their text.
+        specials: The vocabulary's special tokens.
 
     Raises:
         UserInputError: It is malformed, as far as that shows here.
     """
-    text: str
-    schema = make_whole_schema(params)
+    schema = _make_whole_schema(params)
     if schema is not None:
-        text = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    elif params.regex is not None:
-        text = LLMatcher.grammar_from_regex(params.regex)
-    elif params.choice is not None:
+        return GrammarText(LLMatcher.grammar_from_json_schema(json.dumps(schema)), schema)
+    if params.regex is not None:
+        return GrammarText(LLMatcher.grammar_from_regex(params.regex))
+    if params.choice is not None:
         options = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in params.choice)
-        text = LLMatcher.grammar_from_lark(f"start: {options}")
-    elif params.grammar is not None:
-        text = LLMatcher.grammar_from_lark(make_lark(params.grammar))
-    else:
-        tag = read_structural_tag(params.structural_tag or "")
-        builder = TagGrammar(special_tokens, lambda schema: make_schema(schema, params), make_lark)
-        text = builder.build(tag)
-    return text
+        return GrammarText(LLMatcher.grammar_from_lark(f"start: {options}"))
+    if params.grammar is not None:
+        return GrammarText(LLMatcher.grammar_from_lark(make_lark(params.grammar)))
+    builder = TagGrammar(specials, lambda schema: make_schema(schema, params), make_lark)
+    tag = builder.build(read_structural_tag(params.structural_tag or ""))
+    return GrammarText(tag.text, tag=tag)
 
 
-def make_whole_schema(params: StructuredOutputsParams) -> dict[str, Any] | None:
-    """Return the schema that all of an answer follows; None: it follows something else.
-
-    Raises:
-        UserInputError: It is malformed.
-    """
+def _make_whole_schema(params: StructuredOutputsParams) -> dict[str, Any] | None:
+    """The schema that all of an answer follows; None: it follows something else."""
     if params.json is not None:
         return make_schema(read_schema(params.json), params)
     return make_schema({}, params, "object") if params.json_object else None

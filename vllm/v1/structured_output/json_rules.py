@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from vllm.v1.structured_output.closed_objects import find_schemas
-from vllm.v1.structured_output.mask_bits import BITS, forbid_tokens, is_allowed, keep_only
-from vllm.v1.structured_output.structural_tag import REPEATABLE
+from vllm.v1.structured_output.mask_bits import BITS, forbid_tokens, is_allowed
+from vllm.v1.structured_output.repeats import RepeatedCalls
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -188,6 +188,7 @@ class UsedKeys:
         self._key: bytearray | None = None
         self._is_in_text = self._is_escaped = False
         self._expects_key = self._expects_value = False
+        self._has_begun = self._is_whole = False
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
@@ -196,6 +197,7 @@ class UsedKeys:
         made._key = None if self._key is None else bytearray(self._key)
         made._is_in_text, made._is_escaped = self._is_in_text, self._is_escaped
         made._expects_key, made._expects_value = self._expects_key, self._expects_value
+        made._has_begun, made._is_whole = self._has_begun, self._is_whole
         return made
 
     @property
@@ -222,10 +224,34 @@ class UsedKeys:
         """Take in what was written next."""
         at = 0
         while at < len(content):
-            if self._is_in_text:
-                at = self._feed_text(content, at)
-            else:
-                at = self._feed_structure(content, at)
+            at = self._feed_part(content, at)
+
+    def feed_value(self, content: bytes, at: int) -> int:
+        """Take in what was written of one object or list, from a position on.
+
+        Returns:
+            Where it has ended, which is at once where none begins; else how long ``content`` is.
+        """
+        if not self._has_begun:
+            at += len(content[at:]) - len(content[at:].lstrip())
+            if at == len(content) or content[at : at + 1] not in (b"{", b"["):
+                self._is_whole = at < len(content)
+                return at
+            self._has_begun = True
+        while at < len(content) and not self._is_whole:
+            at = self._feed_part(content, at)
+            self._is_whole = not self._open
+        return at
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the one value that ``feed_value`` reads has ended."""
+        return self._is_whole
+
+    def _feed_part(self, content: bytes, at: int) -> int:
+        return (
+            self._feed_text(content, at) if self._is_in_text else self._feed_structure(content, at)
+        )
 
     def _feed_structure(self, content: bytes, at: int) -> int:
         mark = _STRUCTURE.search(content, at)
@@ -270,31 +296,96 @@ class UsedKeys:
         return end
 
 
+class TaggedKeys:
+    """Follows JSON between tags, behind known texts: the keys that each open object has.
+
+    Owns: the JSON that is being written, and the end of the text before it.
+
+    Args:
+        heads: What stands before such JSON.
+    """
+
+    def __init__(self, heads: Sequence[bytes]) -> None:
+        self._heads = re.compile(b"|".join(re.escape(head) for head in heads))
+        self._longest = max(map(len, heads))
+        self._tail = b""
+        self._value: UsedKeys | None = None
+
+    def copy(self) -> Self:
+        """Return another that stands where this one does."""
+        made = type(self)([b""])
+        made._heads, made._longest, made._tail = self._heads, self._longest, self._tail
+        made._value = None if self._value is None else self._value.copy()
+        return made
+
+    @property
+    def used(self) -> set[bytes]:
+        """See ``UsedKeys``."""
+        return set() if self._value is None else self._value.used
+
+    @property
+    def key(self) -> bytes | None:
+        """See ``UsedKeys``."""
+        return None if self._value is None else self._value.key
+
+    @property
+    def is_in_text(self) -> bool:
+        """See ``UsedKeys``; not so outside the JSON that is followed."""
+        return self._value is not None and self._value.is_in_text
+
+    @property
+    def expects_value(self) -> bool:
+        """See ``UsedKeys``."""
+        return self._value is not None and self._value.expects_value
+
+    def feed(self, content: bytes) -> None:
+        """Take in what was written next."""
+        at = 0
+        while at < len(content):
+            if self._value is None:
+                at = self._find_value(content, at)
+                continue
+            at = self._value.feed_value(content, at)
+            if self._value.is_whole:
+                self._value = None
+
+    def _find_value(self, content: bytes, at: int) -> int:
+        """Look for a text before JSON; return where that begins, or how long ``content`` is."""
+        seen = self._tail + content[at:]
+        head = self._heads.search(seen)
+        if head is None:
+            self._tail = seen[-self._longest :]
+            return len(content)
+        self._value, self._tail = UsedKeys(), b""
+        return at + head.end() - (len(seen) - len(content[at:]))
+
+
 class JsonRules:
     """What one answer may not go on to.
 
-    Owns: how many digits it ends with, its keys, and its text where calls must not come twice.
+    Owns: how many digits it ends with, its keys, and its calls where these must not come twice.
 
     Args:
         tokens: The vocabulary's.
-        keys: Of the answer so far; None: it is not all JSON, and no text of it is followed.
+        keys: Of the answer so far; None: no object in it has keys of the model's choosing, or it
+            is not known where.
         has_free_keys: Whether an object may have keys that its schema does not name.
         bars_digits: Whether numbers end, outside the texts that are followed.
-        may_repeat: Whether the grammar marks what must not come twice.
+        calls: Of the answer so far; None: the grammar marks none that must not come twice.
     """
 
     def __init__(
         self,
         tokens: JsonTokens,
-        keys: UsedKeys | None,
+        keys: "UsedKeys | TaggedKeys | None",
         *,
         has_free_keys: bool = False,
         bars_digits: bool = True,
-        may_repeat: bool = False,
+        calls: RepeatedCalls | None = None,
     ) -> None:
-        self._tokens, self._keys, self._may_repeat = tokens, keys, may_repeat
+        self._tokens, self._keys, self._calls = tokens, keys, calls
         self._has_free_keys, self._bars_digits = has_free_keys, bars_digits
-        self._num_digits, self._said = 0, bytearray()
+        self._num_digits = 0
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
@@ -304,22 +395,22 @@ class JsonRules:
             keys,
             has_free_keys=self._has_free_keys,
             bars_digits=self._bars_digits,
-            may_repeat=self._may_repeat,
+            calls=None if self._calls is None else self._calls.copy(),
         )
-        made._num_digits, made._said = self._num_digits, self._said.copy()
+        made._num_digits = self._num_digits
         return made
 
     def feed(self, token_ids: Sequence[int]) -> None:
         """Take in what was written next."""
         for token_id in token_ids:
             self._num_digits = self._tokens.count_digits(self._num_digits, token_id)
-        if self._keys is None and not self._may_repeat:
+        if self._keys is None and self._calls is None:
             return
         content = self._tokens.spell(token_ids)
         if self._keys is not None:
             self._keys.feed(content)
-        if self._may_repeat:
-            self._said += content
+        if self._calls is not None:
+            self._calls.feed(content)
 
     def restrict(
         self, bits: np.ndarray, row: int, matcher: "LLMatcher", end_ids: Iterable[int]
@@ -334,9 +425,8 @@ class JsonRules:
 
         Mutates: ``bits``.
         """
-        if self._may_repeat and matcher.is_accepting() and _has_repeated(matcher, self._said):
-            keep_only(bits, row, end_ids)
-            return
+        if self._calls is not None:
+            self._calls.restrict(bits, row, matcher, end_ids)
         is_in_text = self._keys is not None and self._keys.is_in_text
         if self._bars_digits and not is_in_text and self._num_digits >= MAX_DIGITS:
             self._tokens.bar_digits(bits, row)
@@ -350,7 +440,7 @@ class JsonRules:
                 bits[row] = before
 
     def _find_barred(
-        self, keys: UsedKeys, bits: np.ndarray, row: int, matcher: "LLMatcher"
+        self, keys: "UsedKeys | TaggedKeys", bits: np.ndarray, row: int, matcher: "LLMatcher"
     ) -> list[int]:
         """Tokens that would write a key again."""
         key = keys.key
@@ -368,14 +458,6 @@ class JsonRules:
             if last is not None and is_allowed(bits, row, last) and _must_close(matcher, last):
                 barred.append(last)
         return barred
-
-
-def _has_repeated(matcher: "LLMatcher", said: bytearray) -> bool:
-    """Whether an answer's end is there already, where the grammar marks it."""
-    # Of equal captures in a row the library keeps one.
-    captured = [content for name, content in matcher.get_captures() if name == REPEATABLE]
-    last = captured[-1] if captured else b""
-    return bool(last) and said.endswith(last) and said.count(last) > 1
 
 
 def _must_close(matcher: "LLMatcher", token_id: int) -> bool:

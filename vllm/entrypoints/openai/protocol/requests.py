@@ -105,6 +105,14 @@ class StreamOptions(_Body):
     )
 
 
+class RepetitionDetection(_Body):
+    """What ends an answer that repeats itself."""
+
+    max_pattern_size: Whole | None = Field(None, description="Tokens of the longest pattern.")
+    min_pattern_size: Whole | None = Field(None, description="Tokens of the shortest one.")
+    min_count: Whole | None = Field(None, description="How often it must stand in a row.")
+
+
 class EngineRequest(_Body):
     """Fields of all requests that the engine works on; null means the default everywhere.
 
@@ -152,6 +160,9 @@ class SamplingRequest(EngineRequest):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
+    repetition_detection: RepetitionDetection | None = Field(
+        None, description="Ends an answer whose last tokens repeat: see docs/sampling.md."
+    )
     logit_bias: dict[str, Number] | None = Field(None, description="Added to logits, by token id.")
     allowed_token_ids: Many[Whole] | None = None
     bad_words: Many[Text] | None = None

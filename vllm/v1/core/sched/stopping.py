@@ -24,6 +24,8 @@ def check_sequence_repetition(token_ids: Sequence[int], params: RepetitionDetect
     for size in range(params.min_pattern_size or 1, longest + 1):
         if size * count > len(tail):
             return False
+        if tail[-1] != tail[-1 - size]:
+            continue
         # Equal to itself shifted by one pattern = the pattern repeated.
         end = tail[-size * count :]
         if end[size:] == end[:-size]:
