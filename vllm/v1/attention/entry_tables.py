@@ -29,10 +29,11 @@ import torch
 from vllm.utils.math_utils import cdiv
 from vllm.utils.uploads import StagingBuffers
 from vllm.v1.attention.block_lookup import BlockLookup
-from vllm.v1.attention.draft_states import DraftStates, StateInputs
+from vllm.v1.attention.draft_states import DraftStates
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
-from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
+from vllm.v1.attention.ops.triton.recurrent import StateTables
 from vllm.v1.attention.recurrent_tables import find_states
+from vllm.v1.attention.state_runner import StateRunner
 from vllm.v1.attention.step_batch import MAX_DECODE_QUERIES
 from vllm.v1.attention.step_rules import (
     count_entries,
@@ -40,6 +41,7 @@ from vllm.v1.attention.step_rules import (
     find_block_index,
     find_entry_start,
     find_first_prior,
+    find_first_read,
     find_reach,
     find_row,
     is_first_entry,
@@ -236,18 +238,13 @@ class EntryTables:
         for group_id, group in enumerate(self._layout.groups):
             if group.state is not None:
                 continue
-            ratio = group.ratio
-            if group.kind == "window":
-                low, high = find_first_prior(starts, read_from, group.window), starts
-            elif group.kind in ("dense", "keys"):
-                low = np.zeros_like(starts)
-                high = find_entry_start(count_entries(ends, ratio), ratio)
-            else:
-                # The first window that the step may complete is the longest open one.
-                opened = count_entries(starts, ratio)
-                first_end = find_entry_start(opened + 1, ratio)
-                low = np.maximum(first_end - count_rows_read(group), 0)
-                high = np.where(count_entries(ends, ratio) > opened, starts, low)
+            low = find_first_read(group, starts, read_from)
+            high = starts
+            if group.kind in ("dense", "keys"):
+                high = find_entry_start(count_entries(ends, group.ratio), group.ratio)
+            elif group.kind == "state":
+                completes = count_entries(ends, group.ratio) > count_entries(starts, group.ratio)
+                high = np.where(completes, starts, low)
             tables = [item.tables[group_id] for item in slices]
             BlockLookup(tables, group, _HOST).check_stored(low, high)
 
@@ -295,7 +292,7 @@ class EntryTables:
 
     def _make_runner(
         self, tables: Mapping[int, tuple[StateTables, StateLayout]], step: "_Rows"
-    ) -> "StateRunner":
+    ) -> StateRunner:
         slots = None
         if self._drafts is not None and step.shape.num_queries > 1:
             slots = step.find_draft_slots().to(torch.int32)
@@ -415,49 +412,6 @@ class _StoredKeys:
         """See ``PicksKeys``."""
         del own
         return read(self.table.locate(positions, positions >= 0))
-
-
-@dataclass(frozen=True, slots=True)
-class StateRunner:
-    """Takes recurrent states through a step by a kernel; a ``RunsStates``.
-
-    Attributes:
-        tables: By group id.
-        group_of: Cache name -> group id.
-        kv_caches: Cache name -> pages.
-        drafts: What keeps them until they are settled; None: there are none.
-        draft_slots: int32 [T]: where each row is kept; negative: it is no draft.
-    """
-
-    tables: Mapping[int, tuple[StateTables, StateLayout]]
-    group_of: Mapping[str, int]
-    kv_caches: Mapping[str, torch.Tensor]
-    drafts: DraftStates | None = None
-    draft_slots: torch.Tensor | None = None
-
-    def run_states(
-        self,
-        cache_name: str,
-        number: int,
-        num_key_heads: int,
-        channels: torch.Tensor,
-        weight: torch.Tensor,
-        logs: torch.Tensor,
-        rates: torch.Tensor,
-    ) -> torch.Tensor:
-        """See ``RunsStates``.
-
-        Mutates:
-            The states' pages, and what is kept of drafts.
-        """
-        if self.drafts is not None and self.draft_slots is not None:
-            inputs = StateInputs(channels, weight, logs, rates, num_key_heads)
-            self.drafts.keep(number, self.draft_slots, inputs)
-        tables, layout = self.tables[self.group_of[cache_name]]
-        pages = self.kv_caches[cache_name]
-        return run_states(
-            channels, weight, logs, rates, pages, layout, number, num_key_heads, tables
-        )
 
 
 def _put_states(row: np.ndarray, item: RequestSlice, group: GroupLayout, group_id: int) -> None:

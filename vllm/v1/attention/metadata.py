@@ -20,8 +20,8 @@ from vllm.v1.attention.recurrent_tables import build_recurrent_rows
 from vllm.v1.attention.step_batch import StepBatch, ragged_arange
 from vllm.v1.attention.step_rules import (
     count_entries,
-    count_rows_read,
     find_entry_start,
+    find_first_read,
     is_first_entry,
 )
 from vllm.v1.attention.step_tables import (
@@ -203,10 +203,8 @@ def _build_state(
         return StateMetadata(
             writes, phases, PageRows(nothing, nothing), nothing, None, None, nothing
         )
-    first_entries = count_entries(entries_from, ratio)
-    opened = find_entry_start(first_entries, ratio)
-    first_needed = np.maximum(opened + ratio - count_rows_read(group), 0)
-    has_completed = count_entries(batch.ends, ratio) > first_entries
+    first_needed = find_first_read(group, entries_from, batch.read_from)
+    has_completed = count_entries(batch.ends, ratio) > count_entries(entries_from, ratio)
     num_prior = np.where(has_completed, np.maximum(batch.starts - first_needed, 0), 0)
     total_prior = int(num_prior.sum())
     # Index of position p: p + prior_shift among the prior rows, p + own_shift among this step's.

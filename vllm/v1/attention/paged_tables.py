@@ -25,18 +25,18 @@ import torch
 from vllm.exceptions import InvariantError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.attention.block_lookup import BlockLookup
-from vllm.v1.attention.draft_states import DraftStates, StateInputs
+from vllm.v1.attention.draft_states import DraftStates
 from vllm.v1.attention.layout import CacheLayout, GroupLayout
 from vllm.v1.attention.ops.triton.launch import IS_INTERPRETED
 from vllm.v1.attention.ops.triton.paged_attention import PagedRequests, ScorePlan, attend_pages
 from vllm.v1.attention.ops.triton.pages import write_slots
-from vllm.v1.attention.ops.triton.recurrent import StateTables, run_states
+from vllm.v1.attention.ops.triton.recurrent import StateTables
 from vllm.v1.attention.recurrent_tables import NUM_BY_REQUEST, count_stores, find_states
+from vllm.v1.attention.state_runner import StateRunner
 from vllm.v1.attention.step_batch import ragged_arange
-from vllm.v1.attention.step_rules import find_first_prior
+from vllm.v1.attention.step_rules import find_first_read
 from vllm.v1.attention.step_tables import RequestSlice
 from vllm.v1.attention.table_buffer import TableBuffer, TableColumns
-from vllm.v1.kv_cache_specs.layouts import StateLayout
 
 # Requests with at most so many tokens read a long context with few queries: it is split.
 _MAX_FEW_QUERIES = 8
@@ -120,33 +120,23 @@ class PagedTables:
         num_tokens: T.
         classes: Shapes of tiles.
         groups: By group id, those that keep keys.
-        states: By group id, those that keep recurrent states.
+        state_runner: Takes the states of groups that keep recurrent ones through the step.
         group_of: Cache name -> group id.
         kv_caches: Cache name -> pages.
         shape: What it was filled up to; None: it has no rows of no token.
-        draft_slots: int32 [T]: where each draft's inputs of recurrent layers are kept until it is
-            settled; negative: nowhere. None: there are no such layers, or no drafts.
-        drafts: Keeps them.
     """
 
     num_tokens: int
     classes: tuple[TileClass, ...]
     groups: Mapping[int, GroupTables]
-    states: Mapping[int, tuple[StateTables, StateLayout]]
+    state_runner: StateRunner
     group_of: Mapping[str, int]
     kv_caches: Mapping[str, torch.Tensor]
     shape: StepShape | None = None
-    draft_slots: torch.Tensor | None = None
-    drafts: DraftStates | None = None
 
     @property
     def pages(self) -> "PagedTables":
         """Itself: layers attend by ``attend``."""
-        return self
-
-    @property
-    def state_runner(self) -> "PagedTables":
-        """Itself: recurrent layers run by ``run_states``."""
         return self
 
     def itself(self) -> "PagedTables":
@@ -210,39 +200,6 @@ class PagedTables:
             )
             attend_pages(queries, rows, cache, requests, plan, sinks, into)
         return into[0]
-
-    def run_states(
-        self,
-        cache_name: str,
-        number: int,
-        num_key_heads: int,
-        channels: torch.Tensor,
-        weight: torch.Tensor,
-        logs: torch.Tensor,
-        rates: torch.Tensor,
-    ) -> torch.Tensor:
-        """Takes the requests' recurrent states through their rows; see ``recurrent.run_states``.
-
-        Args:
-            cache_name: The states' cache.
-            number: Which of the recurrent layers.
-            num_key_heads: Of it.
-            channels: fp32 [T, C]: inputs of its convolution.
-            weight: fp32 [C, W]: of that.
-            logs: fp32 [T, H] or [T, H, K]: of decays.
-            rates: fp32 [T, H]: of writing.
-
-        Mutates:
-            The states' pages, and what is kept of drafts.
-        """
-        if self.draft_slots is not None and self.drafts is not None:
-            inputs = StateInputs(channels, weight, logs, rates, num_key_heads)
-            self.drafts.keep(number, self.draft_slots, inputs)
-        tables, layout = self.states[self.group_of[cache_name]]
-        pages = self.kv_caches[cache_name]
-        return run_states(
-            channels, weight, logs, rates, pages, layout, number, num_key_heads, tables
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,12 +482,12 @@ class PagedTablesBuilder:
             num_tokens=len(by_row[0]),
             classes=classes,
             groups=groups,
-            states=states,
+            state_runner=StateRunner(
+                states, self._layout.group_of, self._kv_caches, self._drafts, next(slots, None)
+            ),
             group_of=self._layout.group_of,
             kv_caches=self._kv_caches,
             shape=shape,
-            draft_slots=next(slots, None),
-            drafts=self._drafts,
         )
 
 
@@ -546,9 +503,6 @@ def _check_stored(
     Raises:
         InvariantError: One has none (I5).
     """
-    low = np.zeros_like(starts)
-    if group.window:
-        if (read_from > starts).any():
-            raise InvariantError(f"window rows are read from {read_from} in steps from {starts}")
-        low = find_first_prior(starts, read_from, group.window)
-    lookup.check_stored(low, own_from)
+    if group.window and (read_from > starts).any():
+        raise InvariantError(f"window rows are read from {read_from} in steps from {starts}")
+    lookup.check_stored(find_first_read(group, starts, read_from), own_from)

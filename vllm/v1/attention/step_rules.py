@@ -106,6 +106,24 @@ def find_first_prior(starts: Positions, read_from: Positions, window: int) -> Po
     return first
 
 
+def find_first_read(group: GroupLayout, starts: Positions, read_from: Positions) -> Positions:
+    """Return the first stored row of a group that a step may read.
+
+    Args:
+        group: Of any kind but recurrent.
+        starts: First positions of the step; of a compressor, that it writes entries from.
+        read_from: The first positions whose window rows are stored.
+    """
+    if group.kind == "state":
+        # The first window that the step may complete is the longest open one.
+        first_end = find_entry_start(count_entries(starts, group.ratio) + 1, group.ratio)
+        first: Positions = (first_end - count_rows_read(group)).clip(min=0)
+        return first
+    if group.window:
+        return find_first_prior(starts, read_from, group.window)
+    return starts * 0
+
+
 def find_reach(group: GroupLayout) -> int | None:
     """Return how many positions before a query's own a step may read; None: all of them."""
     if group.kind == "window":

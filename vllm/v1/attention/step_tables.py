@@ -448,7 +448,7 @@ class RunsStates(Protocol):
         """
 
 
-class AttendsPages(RunsStates, Protocol):
+class AttendsPages(Protocol):
     """Kernels that write and read pages by themselves, over the tables of one step."""
 
     def attend(
