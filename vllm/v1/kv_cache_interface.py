@@ -33,6 +33,8 @@ from vllm.v1.kv_cache_specs.base import (
     KVCacheSpec,
     KVCacheSpecKind,
     KVQuantMode,
+    get_kv_cache_spec_kind,
+    get_kv_cache_spec_sliding_window,
 )
 from vllm.v1.kv_cache_specs.encoder import CrossAttentionSpec, EncoderOnlyAttentionSpec
 from vllm.v1.kv_cache_specs.full import (
@@ -43,10 +45,6 @@ from vllm.v1.kv_cache_specs.full import (
     TQFullAttentionSpec,
 )
 from vllm.v1.kv_cache_specs.geometry import GroupGeometry
-from vllm.v1.kv_cache_specs.kinds import (
-    get_kv_cache_spec_kind,
-    get_kv_cache_spec_sliding_window,
-)
 from vllm.v1.kv_cache_specs.latent import LatentRowsSpec
 from vllm.v1.kv_cache_specs.layouts import StateLayout, StateShape
 from vllm.v1.kv_cache_specs.mamba import MambaSpec

@@ -32,10 +32,10 @@ from vllm.entrypoints.batch.batch_store import (
     BatchErrors,
     BatchRecord,
     BatchStore,
+    add_usage,
 )
 from vllm.entrypoints.batch.file_store import BATCH, BATCH_OUTPUT, KEPT_S, FileStore
 from vllm.entrypoints.batch.lines import BatchRequest
-from vllm.entrypoints.batch.usage import add_usage
 from vllm.entrypoints.batch.validation import BatchError, Plan, PlannedLine, plan_batch, read_line
 from vllm.exceptions import FileNotStoredError, UserInputError
 from vllm.logger import init_logger

@@ -5,7 +5,7 @@ batches/batch_3f..jsonl    a line for each answer, appended; a half-written last
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -59,6 +59,25 @@ class BatchUsage(msgspec.Struct):
     total_tokens: int = 0
     input_tokens_details: CachedTokens = msgspec.field(default_factory=CachedTokens)
     output_tokens_details: ReasoningTokens = msgspec.field(default_factory=ReasoningTokens)
+
+
+def add_usage(total: BatchUsage | None, row: Mapping[str, Any]) -> BatchUsage | None:
+    """Return a usage with that of a result, whatever its API calls it; None: nobody told any."""
+    body = (row.get("response") or {}).get("body")
+    told = body.get("usage") if isinstance(body, Mapping) else None
+    if not isinstance(told, Mapping):
+        return total
+    total = total or BatchUsage()
+    num_input = told.get("input_tokens", told.get("prompt_tokens")) or 0
+    num_output = told.get("output_tokens", told.get("completion_tokens")) or 0
+    total.input_tokens += num_input
+    total.output_tokens += num_output
+    total.total_tokens += num_input + num_output
+    of_input = told.get("input_tokens_details") or told.get("prompt_tokens_details") or {}
+    of_output = told.get("output_tokens_details") or told.get("completion_tokens_details") or {}
+    total.input_tokens_details.cached_tokens += of_input.get("cached_tokens") or 0
+    total.output_tokens_details.reasoning_tokens += of_output.get("reasoning_tokens") or 0
+    return total
 
 
 class BatchBody(msgspec.Struct, kw_only=True):

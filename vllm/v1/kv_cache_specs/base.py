@@ -320,3 +320,14 @@ class KeyValueSpec(AttentionSpec):
         assert self.head_size_v is not None
         width = self.num_kv_heads * (self.head_size + self.head_size_v)
         return self.block_size * width * self.dtype.itemsize
+
+
+def get_kv_cache_spec_kind(spec: KVCacheSpec) -> KVCacheSpecKind:
+    """Return the kind of a spec; UNKNOWN for groups of several kinds."""
+    kinds = {member.kind for member in spec.members()}
+    return kinds.pop() if len(kinds) == 1 else KVCacheSpecKind.UNKNOWN
+
+
+def get_kv_cache_spec_sliding_window(spec: KVCacheSpec) -> int | None:
+    """Return the window of a sliding-window spec (the common one of a uniform group) or None."""
+    return spec.window_tokens

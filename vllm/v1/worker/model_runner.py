@@ -26,11 +26,11 @@ from vllm.v1.sample.sampler import DeviceSample, DrawTokens, SamplerOutput, samp
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.structured_output.masks import GrammarMasks
 from vllm.v1.worker.connector_steps import ConnectorSteps
+from vllm.v1.worker.known_requests import KnownRequests
 from vllm.v1.worker.kv_cache_tensors import KVCachePool
 from vllm.v1.worker.pictures import PictureRows
 from vllm.v1.worker.pooling import gather_pooled
 from vllm.v1.worker.prompt_logprobs import gather_prompt_logprobs
-from vllm.v1.worker.request_states import RequestStates
 from vllm.v1.worker.step_edits import build_step_edits
 from vllm.v1.worker.step_in_flight import StepInFlight
 from vllm.v1.worker.step_input import StepInput, StepInputBuilder
@@ -113,7 +113,7 @@ class ModelRunner:
         self._build_metadata = build_metadata
         self._limits = limits
         self._connector = connector
-        self._states = RequestStates(limits.num_groups, limits.seed)
+        self._states = KnownRequests(limits.num_groups, limits.seed)
         self._builder = StepInputBuilder(
             limits.max_num_tokens,
             limits.max_model_len,

@@ -9,7 +9,7 @@ from vllm.v1.worker.request_pictures import RequestPictures
 from vllm.v1.worker.request_state import RequestState
 
 
-class RequestStates:
+class KnownRequests:
     """The worker's copy of the scheduler's requests.
 
     Args:

@@ -6,7 +6,7 @@ from vllm.exceptions import InvariantError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.values.cache_step import WindowTable
-from vllm.v1.worker.request_states import RequestStates
+from vllm.v1.worker.known_requests import KnownRequests
 
 
 def new(req_id: str, prompt: list[int] | None, *, tokens=None, seed=None, params=True):
@@ -53,13 +53,13 @@ def going_on(
     return out
 
 
-def tokens_of(states: RequestStates, req_id: str) -> list[int]:
+def tokens_of(states: KnownRequests, req_id: str) -> list[int]:
     state = states.get(req_id)
     return state.get_tokens(0, state.num_tokens).tolist()
 
 
 def test_life_of_a_request() -> None:
-    states = RequestStates(2, seed=0)
+    states = KnownRequests(2, seed=0)
     out = step(new("a", [5, 6, 7]))
     out.window_tables = {"a": (WindowTable(1, 3, [8]),)}
     states.update(out)
@@ -88,7 +88,7 @@ def test_life_of_a_request() -> None:
 
 
 def test_resumed_as_a_new_request_keeps_its_answer_and_key() -> None:
-    states = RequestStates(2, seed=0)
+    states = KnownRequests(2, seed=0)
     states.update(step(new("a", [5, 6])))
     first = states.get("a")
     first.num_prompt_logprobs = 1
@@ -103,7 +103,7 @@ def test_resumed_as_a_new_request_keeps_its_answer_and_key() -> None:
 
 def test_keys_come_from_the_request_or_the_engines_seed() -> None:
     def keys(engine_seed: int) -> list[int]:
-        states = RequestStates(2, engine_seed)
+        states = KnownRequests(2, engine_seed)
         states.update(step(new("a", [1]), new("b", [1]), new("c", [1], seed=3)))
         return [states.get(req_id).sampling.rng_key for req_id in "abc"]
 
@@ -114,7 +114,7 @@ def test_keys_come_from_the_request_or_the_engines_seed() -> None:
 
 
 def test_tokens_from_the_scheduler() -> None:
-    states = RequestStates(2, seed=0)
+    states = KnownRequests(2, seed=0)
     states.update(step(new("a", [5, 6])))
     states.update(going_on("a", computed=2, num_output=2, all_tokens=[5, 6, 1, 2]))
     assert tokens_of(states, "a") == [5, 6, 1, 2]
@@ -127,7 +127,7 @@ def test_tokens_from_the_scheduler() -> None:
 
 
 def test_long_answers_outgrow_the_first_array() -> None:
-    states = RequestStates(2, seed=0)
+    states = KnownRequests(2, seed=0)
     states.update(step(new("a", [1])))
     state = states.get("a")
     for token in range(500):
@@ -140,4 +140,4 @@ def test_long_answers_outgrow_the_first_array() -> None:
 @pytest.mark.parametrize("request_data", [new("a", None), new("a", [1], params=False)])
 def test_only_text_generation_is_served(request_data: NewRequestData) -> None:
     with pytest.raises(InvariantError, match="text generation"):
-        RequestStates(2, seed=0).update(step(request_data))
+        KnownRequests(2, seed=0).update(step(request_data))
