@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from vllm.cachelab.trace.events import (
     Aborted,
     Added,
@@ -396,8 +398,8 @@ class RecordedScheduler(Scheduler):
             unix = recorder.unix_clock
             self._disk = self.connector.begin_record(recorder.clock, unix)
 
+    @override
     def add_request(self, request: Request) -> None:
-        """Queue a request."""
         super().add_request(request)
         self.recorder.add(request)
 
@@ -419,10 +421,10 @@ class RecordedScheduler(Scheduler):
         self.recorder.schedule(output, begin_us)
         return output
 
+    @override
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Take the tokens of a step."""
         requests = self.requests
         sampled, index_of = (
             model_runner_output.sampled_token_ids,
@@ -447,10 +449,10 @@ class RecordedScheduler(Scheduler):
         super().update_draft_token_ids(draft_token_ids)
         self.recorder.drafts(draft_token_ids.req_ids)
 
+    @override
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached prefixes."""
         self.recorder.tick()
         done = super().reset_prefix_cache(reset_running_requests, reset_connector)
         self.recorder.reset(

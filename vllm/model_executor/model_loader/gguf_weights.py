@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from typing_extensions import override
 
 from vllm.exceptions import CheckpointError, UnsupportedFeatureError
 from vllm.model_executor.layers.quantization.code_layouts import check_whole_scale
@@ -198,8 +199,8 @@ class GgufWeights(MatrixStorages):
         )
         return self._make_experts(spec) if any(each.dtype == _BLOCKS for each in own) else None
 
+    @override
     def find_row_decoder(self, name: str, width: int) -> RowDecoder | None:
-        """See ``WeightQuantization``."""
         entry = self._tensors.get(name)
         if entry is None or entry[1].dtype != _BLOCKS:
             return None
@@ -219,8 +220,8 @@ class GgufWeights(MatrixStorages):
 class _SiblingStorage(PackingStorage):
     """Filled from two tensors that stand beside the name of the matrix they make."""
 
+    @override
     def slots(self, name: str) -> dict[str, torch.Tensor]:
-        """See ``Storage``."""
         return super().slots(name.rpartition(".")[0])
 
 

@@ -6,6 +6,7 @@ With ``w8a8_int8`` the inputs of products are rounded as well, row by row.
 from collections.abc import Mapping, Sequence
 
 import torch
+from typing_extensions import override
 
 from vllm.exceptions import CheckpointError
 from vllm.model_executor.layers.quantization.code_layouts import read_int8_codes
@@ -66,9 +67,8 @@ class Int8Weights(MatrixStorages):
         has_head = self._names is not None and any("lm_head." in own for own in self._names)
         return name == "lm_head" or not has_head
 
+    @override
     def make_experts(self, spec: ExpertsSpec) -> StoredExperts:
-        """See ``WeightQuantization``."""
-
         def make_expert() -> StoredExpert:
             hidden, inner = spec.hidden_size, spec.inner_size
             gate, up, down = (

@@ -529,10 +529,10 @@ class CheckpointCoordinator(Coordinator):
         """Return where the dense rows of tokens ``[first, end)`` lie."""
         return locate_rows(self.index, self.geometry, block_hashes, first, end)
 
+    @override
     def locate_checkpoint(
         self, block_hashes: Sequence[BlockHash], position: int, dense_from: int
     ) -> PrefixBlocks | None:
-        """Return where lies what resuming at a boundary takes, dense rows from a token on."""
         if not self.geometry.windows:
             return self.locate_rows(block_hashes, dense_from, position)
         record = self.index.checkpoints.get(block_hashes[position // self.geometry.unit - 1])
@@ -540,6 +540,7 @@ class CheckpointCoordinator(Coordinator):
             return None
         return locate_rows(self.index, self.geometry, block_hashes, dense_from, position, record)
 
+    @override
     def find_import(
         self,
         request: Request,
@@ -547,7 +548,6 @@ class CheckpointCoordinator(Coordinator):
         num_external_tokens: int,
         next_token: int | None = None,
     ) -> PrefixBlocks:
-        """Return where a connector shall write the rows of an allocated request's prefix."""
         cache = self.requests[request.request_id]
         assert cache.dense_from is not None, "the request does not load"
         cache.check_alone()

@@ -14,6 +14,7 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
+from typing_extensions import override
 
 from vllm.entrypoints.openai.protocol.fields import CHAT, COMPLETIONS
 from vllm.v1.request_options import RequestOptions
@@ -208,8 +209,8 @@ class SamplingRequest(EngineRequest):
     )
 
     @property
+    @override
     def ignored_parts(self) -> list[str]:
-        """See ``EngineRequest``."""
         extra = (self.stream_options and self.stream_options.model_extra) or {}
         return [f"stream_options.{name}" for name in extra if name != "include_obfuscation"]
 

@@ -8,6 +8,7 @@ from abc import abstractmethod
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from vllm import envs
 from vllm.model_executor.layers.linear import ReplicatedLinear
@@ -369,6 +370,7 @@ class ChosenEntries(EntryChooser):
         self.all_entries.make(inputs[:1], step)
         self.index_compressor(inputs[1], step)
 
+    @override
     def choose_for_decodes(
         self,
         index: int,
@@ -377,7 +379,6 @@ class ChosenEntries(EntryChooser):
         visible: torch.Tensor,
         step: Step,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``EntryChooser``."""
         assert queries is not None
         decode = step.meta.decodes[index]
         keys = self._index_keys.read_padded(reads, step)
@@ -385,17 +386,17 @@ class ChosenEntries(EntryChooser):
         scores += visible[:, :, 0]
         return self._select(scores, self._top_k), visible
 
+    @override
     def read_keys(
         self, index: int, queries: IndexQueries | None, entries: torch.Tensor, step: Step
     ) -> ChunkEntries:
-        """See ``EntryChooser``."""
         assert queries is not None
         return read_index_keys(self._index_keys, index, queries, entries, step)
 
+    @override
     def choose_for_tile(
         self, chunk: ChunkEntries, tile: QueryTile, visible: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See ``EntryChooser``."""
         scores = score_tile(chunk, tile, visible, self._score)
         return self._select(scores, self._top_k), None
 

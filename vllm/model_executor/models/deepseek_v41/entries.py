@@ -2,6 +2,7 @@
 
 import torch
 from torch.nn.functional import pad
+from typing_extensions import override
 
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.rotary import Turns
@@ -170,6 +171,7 @@ class SharedEntries(EntryChooser):
         if self.maker is not None:
             self.maker(inputs[0], step)
 
+    @override
     def choose_for_decodes(
         self,
         index: int,
@@ -178,7 +180,6 @@ class SharedEntries(EntryChooser):
         visible: torch.Tensor,
         step: Step,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``EntryChooser``."""
         shared, place = step.selections, (index,)
         if queries is not None:
             decode = step.meta.decodes[index]
@@ -193,18 +194,18 @@ class SharedEntries(EntryChooser):
             visible = visible.masked_fill(~candidates.unsqueeze(2), float("-inf"))
         return shared.chosen[place], visible
 
+    @override
     def read_keys(
         self, index: int, queries: IndexQueries | None, entries: torch.Tensor, step: Step
     ) -> ChunkEntries:
-        """See ``EntryChooser``."""
         if queries is None:
             return ChunkEntries(entries, index=index, selections=step.selections)
         return read_index_keys(self._index_keys, index, queries, entries, step)
 
+    @override
     def choose_for_tile(
         self, chunk: ChunkEntries, tile: QueryTile, visible: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See ``EntryChooser``."""
         assert chunk.selections is not None
         shared, place = chunk.selections, (chunk.index, tile.queries.start)
         if chunk.queries is not None:

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.models.causal_lm import PartsOf
@@ -69,8 +70,8 @@ class DeepseekV41ForCausalLM(LatentModel[DeepseekV41Config]):
             )
 
     @property
+    @override
     def num_previous_tokens(self) -> int:
-        """How many tokens before a step's own the model reads the ids of."""
         ngrams = self.config.ngrams
         return 0 if ngrams is None else ngrams.longest - 1
 

@@ -323,8 +323,8 @@ class KVCacheCoordinator(Coordinator):
         """None: windows are never computed again."""
         return None
 
+    @override
     def export_prefix(self, name: str, request: Request) -> PrefixBlocks | None:
-        """Hold the longest cached prefix of a request for another engine to read."""
         found = self.look_up(request, request.num_prompt_tokens - 1)
         if not found.num_tokens:
             return None
@@ -332,6 +332,7 @@ class KVCacheCoordinator(Coordinator):
         ids = tuple(tuple(group) for group in found.blocks.get_block_ids())
         return PrefixBlocks(found.num_tokens, 0, (0,) * len(ids), ids)
 
+    @override
     def find_import(
         self,
         request: Request,
@@ -339,7 +340,6 @@ class KVCacheCoordinator(Coordinator):
         num_external_tokens: int,
         next_token: int | None = None,
     ) -> PrefixBlocks:
-        """Return where a connector shall write the rows of an allocated request's prefix."""
         tables = self.get_blocks(request.request_id)
         ids = tuple(tuple(block.block_id for block in table) for table in tables)
         return PrefixBlocks(num_tokens, num_tokens - num_external_tokens, (0,) * len(ids), ids)
