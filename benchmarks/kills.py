@@ -91,7 +91,7 @@ def store_of(engine: LLMEngine) -> ObjectStore | None:
 
 def list_keys(store: ObjectStore) -> list[str]:
     """Return the names of all objects that can be found."""
-    return [f"{e.extent.key.kind}{e.extent.key.digest.hex()}" for e in store.list_objects()]
+    return [f"{e.extent.key.kind}{e.extent.key.digest.hex()}" for e in store.content.list_objects()]
 
 
 def live(folder: Path | None, prompts: list[list[int]], order: list[int], out: IO[str]) -> None:
@@ -100,7 +100,7 @@ def live(folder: Path | None, prompts: list[list[int]], order: list[int], out: I
     params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS, ignore_eos=True)
     if folder is not None:
         # Prefixes are found before all of the index is read; a list of them is not whole then.
-        while (store := store_of(engine)) is None or not store.is_ready:
+        while (store := store_of(engine)) is None or not store.state.is_ready:
             time.sleep(0.001)
         _tell(out, {"there": list_keys(store)})
     waiting, told, num_committed = list(order), set[str](), -1

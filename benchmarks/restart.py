@@ -75,7 +75,7 @@ def start(root: Path, identity: Identity, max_bytes: int) -> dict[str, float]:
         woken.clear()
     hit, hit_busy = time.perf_counter(), time.process_time()
     longest = 0.0
-    while keeper.store is None or not keeper.store.is_ready:
+    while keeper.store is None or not keeper.store.state.is_ready:
         before = time.perf_counter()
         time.sleep(_TICK_S)
         longest = max(longest, time.perf_counter() - before - _TICK_S)

@@ -109,7 +109,7 @@ def settle(engine: LLMEngine) -> None:
 
 def wait_open(engine: LLMEngine) -> Any:
     """Return the store when all of its index is read."""
-    while (store := store_of(engine)) is None or not store.is_ready:
+    while (store := store_of(engine)) is None or not store.state.is_ready:
         time.sleep(_SETTLE_S)
     return store
 
@@ -128,7 +128,7 @@ def read_all(path: Path, store: Any) -> tuple[float, int]:
     handle = files.open(path, writable=False)
     rows = RowsFile(files, handle, store.shape.slot_bytes)
     began, num_bytes = time.perf_counter(), 0
-    for entry in sorted(store.list_objects(), key=lambda entry: entry.position):
+    for entry in sorted(store.content.list_objects(), key=lambda entry: entry.position):
         num_bytes += len(rows.read(entry.extent))
     seconds = time.perf_counter() - began
     files.close(handle)

@@ -113,8 +113,8 @@ def main() -> None:
         sent = written_bytes(arguments.place) - bytes_before
         by_name = {name: threads[name] - threads_before.get(name, 0.0) for name in threads}
         writer_s = by_name["prefix-cache-writer"] + by_name["prefix-cache-disk"]
-        counts, objects = store.counts, sum(store.num_objects().values())
-        in_use = store.used_bytes + objects * CELL_BYTES
+        counts, objects = store.counts, sum(store.content.num_objects().values())
+        in_use = store.content.used_bytes + objects * CELL_BYTES
         values = {
             "served_tokens": num_tokens,
             "committed": counts.committed,
@@ -124,7 +124,7 @@ def main() -> None:
             "writer_share": round(writer_s / busy, 4),
             "committed_mib": round(counts.committed_bytes / 2**20, 1),
             "sent_per_byte": round(sent / counts.committed_bytes, 3),
-            "in_use_per_byte": round(in_use / store.live_bytes, 4),
+            "in_use_per_byte": round(in_use / store.content.live_bytes, 4),
         }
         engine.shutdown()
         stop.set()

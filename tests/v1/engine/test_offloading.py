@@ -97,7 +97,7 @@ def wait_open(connector: Any) -> None:
     """Wait until all of the folder's index is read, if the folder can be used."""
     deadline = time.monotonic() + _WAIT_S
     keeper = connector._tier.stores.keeper
-    while keeper.is_opening or (keeper.store is not None and not keeper.store.is_ready):
+    while keeper.is_opening or (keeper.store is not None and not keeper.store.state.is_ready):
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -134,8 +134,8 @@ def check_free(session: Session) -> None:
     if session.core.scheduler.connector is not None:
         for store in (tier_of(session).stores.host, tier_of(session).stores.disk):
             if store is not None:
-                assert store.find_faults() == []
-                assert store._entries.pins == {}
+                assert store.content.find_faults() == []
+                assert store.state.entries.pins == {}
 
 
 def stop(session: Session, *, is_killed: bool = False) -> None:
@@ -224,9 +224,9 @@ def test_what_a_chat_has_left_behind_goes_first(tmp_path):
         (tokens,) = answer(session, [prompt], 4)
         prompt = prompt + tokens + random_tokens(rng, 130)
     store = store_of(session)
-    cells = store._entries.table.cells
-    superseded = [e.position for e in store.list_objects() if cells["superseded"][e.cell]]
-    states = [e.position for e in store.list_objects() if e.extent.key.kind == 2]
+    cells = store.state.entries.table.cells
+    superseded = [e.position for e in store.content.list_objects() if cells["superseded"][e.cell]]
+    states = [e.position for e in store.content.list_objects() if e.extent.key.kind == 2]
     assert superseded
     assert max(superseded) < max(states)
     stop(session)
@@ -242,7 +242,7 @@ def test_other_continuations_share_a_beginning(tmp_path):
     stop(session)
     # Row groups of the shared beginning are there once.
     again = start(tmp_path / "cache", num_blocks=600)
-    rows = [o for o in store_of(again).list_objects() if o.extent.key.kind == 1]
+    rows = [o for o in store_of(again).content.list_objects() if o.extent.key.kind == 1]
     assert len(rows) == len({o.extent.key for o in rows})
     assert [answer(again, [prompt])[0] for prompt in prompts] == expected
     assert min(hits(again)) >= 640
@@ -285,7 +285,7 @@ def test_host_memory_alone_keeps_what_the_pool_gives_up():
     assert sources(session)["host"] > 1000
     assert answer(session, prompts) == expected
     assert session.core.reset_prefix_cache(reset_connector=True)
-    assert tier_of(session).stores.host.list_objects() == []
+    assert tier_of(session).stores.host.content.list_objects() == []
     stop(session)
 
 
@@ -305,7 +305,7 @@ def test_both_tiers_behind_a_pool_far_too_small(tmp_path, monkeypatch):
         for i in order:
             assert answer(session, [prompts[i]]) == [expected[i]]
     assert tier.stores.host.counts.evicted > 0
-    assert tier.stores.host.used_bytes <= tier.stores.host.capacity_bytes <= 3 << 20
+    assert tier.stores.host.content.used_bytes <= tier.stores.host.content.capacity_bytes <= 3 << 20
     assert set(sources(session)) == {"host", "disk"}
     session.core.scheduler.publish_kv_events()
     check_events([event for batch in batches for event in batch.events], tier)
@@ -317,11 +317,11 @@ def test_both_tiers_behind_a_pool_far_too_small(tmp_path, monkeypatch):
     for name, store in (("host", tier.stores.host), ("disk", tier.stores.disk)):
         seen = view.tiers[name]
         assert seen.state == "ready"
-        assert seen.live_bytes == store.live_bytes <= seen.used_bytes <= seen.max_bytes
-        assert sum(seen.objects.values()) == len(store.list_objects())
+        assert seen.live_bytes == store.content.live_bytes <= seen.used_bytes <= seen.max_bytes
+        assert sum(seen.objects.values()) == len(store.content.list_objects())
         assert (seen.hits, seen.read_bytes) == (stats.hits[name], stats.read_bytes[name])
     assert view.warm_start.state == "off"
-    assert stats.stores["stored"] == len(tier.stores.disk.list_objects())
+    assert stats.stores["stored"] == len(tier.stores.disk.content.list_objects())
     assert stats.read_bytes["disk"] > 0
     stop(session)
     again = start(tmp_path / "cache", host="2MiB")
@@ -346,7 +346,7 @@ def check_events(events: list[Any], tier: Tier) -> None:
             if event.medium == medium:
                 held[event.block_hashes[0]] += 1 if isinstance(event, BlockStored) else -1
         assert set(held.values()) <= {0, 1, 2}
-        assert sum(held.values()) == len(store.list_objects())
+        assert sum(held.values()) == len(store.content.list_objects())
 
 
 def test_every_miss_of_a_tier_has_its_reason(root, monkeypatch):
@@ -378,7 +378,7 @@ def test_every_miss_of_a_tier_has_its_reason(root, monkeypatch):
 
 
 def num_stored(session: Session) -> int:
-    return len(store_of(session).list_objects())
+    return len(store_of(session).content.list_objects())
 
 
 @pytest.mark.parametrize("host", [None, "8MiB"])
@@ -671,9 +671,9 @@ def test_a_corrupt_object_is_forgotten(root):
 
 def test_a_reset_forgets_the_disk(root):
     session = start(root)
-    assert store_of(session).list_objects()
+    assert store_of(session).content.list_objects()
     assert session.core.reset_prefix_cache(reset_connector=True)
-    assert store_of(session).list_objects() == []
+    assert store_of(session).content.list_objects() == []
     stop(session)
     again = start(root)
     assert answer(again, KEPT) == cold(KEPT)

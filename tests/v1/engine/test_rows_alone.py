@@ -82,14 +82,14 @@ def drop_states(session: Session) -> None:
     """Forget every state, as a disk does that gave them up before rows."""
     store = store_of(session)
     keeper = session.core.scheduler.connector._tier.stores.keeper
-    while not store.is_ready:
+    while not store.state.is_ready:
         session.step()
-    for entry in store.list_objects():
+    for entry in store.content.list_objects():
         if entry.extent.key.kind is ObjectKind.STATE:
             store.report_corrupt(entry)
     keeper.make_room()
-    assert store.num_objects()["rows"] > 0
-    assert store.num_objects()["state"] == 0
+    assert store.content.num_objects()["rows"] > 0
+    assert store.content.num_objects()["state"] == 0
 
 
 def test_rows_without_a_state_are_brought_back(case, root):

@@ -28,8 +28,8 @@ class Engine:
     def __init__(self, root: Path, name: str = "a", limit: int = LIMIT, num_cores: int = 1) -> None:
         self.folder = CacheFolder(root, limit, num_cores=num_cores)
         self.store: ObjectStore = self.folder.open_store(identity_of(name))
-        self.store.load()
-        self.store.make_room()
+        self.store.opening.load()
+        self.store.writer.make_room()
         path = rows_path(root / identity_of(name).name, 0)
         self.handle = DiskFiles().open(path)
         self.rows = RowsFile(DiskFiles(), self.handle, self.store.shape.slot_bytes)
@@ -42,18 +42,18 @@ class Engine:
         spec = ObjectSpec(key_of(number), number, OBJECT)
         (reservation,) = self.store.reserve([spec])
         if reservation is None:
-            self.store.make_room()
+            self.store.writer.make_room()
             (reservation,) = self.store.reserve([spec])
         if reservation is None:
             return False
         self.rows.write(reservation.extent, [content_of(number)])
         self.rows.sync()
-        return bool(self.store.commit([reservation]))
+        return bool(self.store.writer.commit([reservation]))
 
     def count_right(self) -> int:
         """Read all there is; nothing may be wrong and pass."""
         right = 0
-        for entry in self.store.list_objects():
+        for entry in self.store.content.list_objects():
             try:
                 data = self.rows.read(entry.extent)
             except CorruptObjectError:

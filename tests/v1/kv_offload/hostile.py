@@ -158,13 +158,13 @@ def spoil_and_open(template: Path, place: Path, seed: int) -> Counter[str]:
         told["refused"] += 1
     else:
         try:
-            found = engine.store.list_objects()
+            found = engine.store.content.list_objects()
             told["found"] += len(found)
             # Asserts that what is read is what was written.
             told["whole"] += engine.count_right()
             if name != "a":
                 assert not found, "objects of another engine were found"
-            assert engine.store.find_faults() == []
+            assert engine.store.content.find_faults() == []
             told["written"] += engine.write(rng.randrange(50))
             assert disk_bytes(root) <= LIMIT
         finally:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tests.v1.kv_offload.crash_disk import CrashDisk, PowerCutError
 from vllm.v1.kv_offload.store.cells import ObjectKind
-from vllm.v1.kv_offload.store.object_store import ObjectStore, StoreShape
+from vllm.v1.kv_offload.store.object_store import ObjectStore
 from vllm.v1.kv_offload.store.opening import IndexUnreadError
 from vllm.v1.kv_offload.store.records import ObjectKey, ObjectSpec, Reservation
 from vllm.v1.kv_offload.store.rows_file import CorruptObjectError, RowsFile
+from vllm.v1.kv_offload.store.store_state import StoreShape
 
 INDEX, ROWS = Path("/disk/index"), Path("/disk/rows.0")
 SHAPE = StoreShape(slot_bytes=512, num_pages=3, max_slots=72, seed=7)
@@ -33,7 +34,6 @@ def no_limit(wanted: int) -> int:
 class StoreDriver:
     """One store, reopened after each cut."""
 
-    store_class: type[ObjectStore] = ObjectStore
     rows_class: type[RowsFile] = RowsFile
 
     def __init__(self, seed: int, shape: StoreShape = SHAPE) -> None:
@@ -58,12 +58,10 @@ class StoreDriver:
         rows = self.disk.open(ROWS)
         self.disk.sync_folder(INDEX.parent)
         self.rows = self.rows_class(self.disk, rows, self.shape.slot_bytes)
-        self.store = self.store_class(
-            self.disk, index, [rows], self.shape, no_limit, lambda: self.time
-        )
-        self.store.begin()
+        self.store = ObjectStore(self.disk, index, [rows], self.shape, no_limit, lambda: self.time)
+        self.store.opening.begin()
         self._look_early()
-        while self.store.read_on():
+        while self.store.opening.read_on():
             pass
 
     def _look_early(self) -> None:
@@ -86,7 +84,7 @@ class StoreDriver:
             try:
                 return self.store.find([key])
             except IndexUnreadError:
-                assert self.store.read_on()
+                assert self.store.opening.read_on()
 
     # ---- what an engine does -----------------------------------------------------------------
 
@@ -95,7 +93,7 @@ class StoreDriver:
         if choice < 0.6:
             self.write_batch(self.rng.randrange(1, 5))
         elif choice < 0.8:
-            self.store.make_room(may_wait=self.rng.random() < 0.5)
+            self.store.writer.make_room(may_wait=self.rng.random() < 0.5)
         elif choice < 0.9:
             self.use_some()
         else:
@@ -110,7 +108,7 @@ class StoreDriver:
 
     def write_batch(self, count: int) -> list[Reservation]:
         reserved, self.begun = [*self.begun, *self.begin_batch(count)], []
-        done = self.store.commit(reserved)
+        done = self.store.writer.commit(reserved)
         self.num_acknowledged += len(done)
         return done
 
@@ -156,12 +154,12 @@ class StoreDriver:
 
     def check_all(self) -> None:
         """Whatever a store finds is whole, and no slot is in two places."""
-        for entry in self.store.list_objects():
+        for entry in self.store.content.list_objects():
             self.check(entry)
-        assert self.store.find_faults() == []
-        kinds = [entry.extent.key.kind for entry in self.store.list_objects()]
+        assert self.store.content.find_faults() == []
+        kinds = [entry.extent.key.kind for entry in self.store.content.list_objects()]
         counted = {kind.name.lower(): kinds.count(kind) for kind in ObjectKind}
-        assert self.store.num_objects() == counted
+        assert self.store.content.num_objects() == counted
 
     def cut(self, num_steps: int) -> None:
         """Run until the power goes at a random call; start again; all that was there is there."""
@@ -172,22 +170,22 @@ class StoreDriver:
         except PowerCutError:
             pass
         # Acknowledged, and not given up since.
-        before = {entry.extent for entry in self.store.list_objects()}
+        before = {entry.extent for entry in self.store.content.list_objects()}
         self.disk.power_cut()
         self.open()
-        after = {entry.extent for entry in self.store.list_objects()}
+        after = {entry.extent for entry in self.store.content.list_objects()}
         assert before <= after, "an acknowledged object is gone"
         self.check_all()
 
     def flip(self) -> int:
         """Flip one bit anywhere; returns how many objects that cost."""
         path = self.rng.choice((INDEX, ROWS))
-        before = len(self.store.list_objects())
+        before = len(self.store.content.list_objects())
         self.disk.flip_bit(path)
         self.is_damaged = True
         self.open()
         found = 0
-        for entry in self.store.list_objects():
+        for entry in self.store.content.list_objects():
             try:
                 self.check(entry)
                 found += 1

@@ -37,9 +37,9 @@ for name, nth, code, torn in faults:
         round["right"] = engine.count_right()
     except OSError as error:
         round["unread"] = error.errno
-    round["writable"] = engine.store.is_writable
+    round["writable"] = engine.store.state.is_writable
     round["evicted"] = engine.store.counts.evicted
-    round["faults"] = engine.store.find_faults()
+    round["faults"] = engine.store.content.find_faults()
     told["rounds"].append(round)
 print(json.dumps(told))
 """
@@ -64,7 +64,7 @@ def run_child(root: Path, faults: list[list[Any]], **changes: Any) -> dict[str, 
 def read_again(root: Path) -> list[int]:
     """Open the folder in this process, where nothing fails; nothing damaged may be found."""
     engine = Engine(root)
-    found = [entry.position for entry in engine.store.list_objects()]
+    found = [entry.position for entry in engine.store.content.list_objects()]
     assert engine.count_right() == len(found)
     assert engine.store.counts.damaged_cells == 0
     engine.close()
@@ -169,7 +169,7 @@ engine = Engine(root, limit=1 << 40)
 root.with_name("another's").write_bytes(bytes(1 << 20))
 kept = sum(engine.write(number) for number in range(60))
 print(json.dumps({
-    "kept": kept, "right": engine.count_right(), "found": len(engine.store.list_objects()),
+    "kept": kept, "right": engine.count_right(), "found": len(engine.store.content.list_objects()),
     "evicted": engine.store.counts.evicted, "bytes": disk_bytes(root),
     "limit": engine.folder.max_bytes, "notes": len(engine.folder.notes),
 }))

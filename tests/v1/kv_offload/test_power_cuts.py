@@ -3,7 +3,7 @@
 import pytest
 
 from tests.v1.kv_offload.store_driver import INDEX, ROWS, StoreDriver
-from vllm.v1.kv_offload.store.object_store import ObjectStore
+from vllm.v1.kv_offload.store.evictions import Evictions
 from vllm.v1.kv_offload.store.rows_file import RowsFile
 
 CUTS = 12
@@ -34,18 +34,20 @@ def test_a_flipped_bit_costs_one_object_at_most_and_is_never_read(seed):
         driver.write_batch(2)
 
 
-class _ReusesEarly(ObjectStore):
+class _ReusesEarly(Evictions):
     """Frees the slots of what it gives up before that is on the disk."""
 
-    def _evict(self, index):
-        count = super()._evict(index)
-        self._room.give_back(self._entries.dying[index])
-        self._entries.dying[index] = ()
+    def evict(self, cell):
+        count = super().evict(cell)
+        self._state.room.give_back(self._state.entries.dying[cell])
+        self._state.entries.dying[cell] = ()
         return count
 
 
 class _ReusesEarlyDriver(StoreDriver):
-    store_class = _ReusesEarly
+    def open(self):
+        super().open()
+        self.store.writer._evictions = _ReusesEarly(self.store.state)
 
 
 class _TrustingRows(RowsFile):

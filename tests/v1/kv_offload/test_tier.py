@@ -116,9 +116,9 @@ def test_what_the_disk_reads_in_host_memory_stays_there_until_then() -> None:
     assert to_host.disk is None
     assert to_disk.host == to_host.host
     assert to_disk.blocks is None
-    assert list(host._entries.pins.values()) == [1]
+    assert list(host.state.entries.pins.values()) == [1]
     rig.settle(orders)
-    assert not host._entries.pins
+    assert not host.state.entries.pins
 
 
 def test_who_finds_no_room_waits_for_it_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_who_finds_no_room_waits_for_it_and_not_for_ever(monkeypatch: pytest.Mon
     request = rig.begin(make_request("0", PROMPT))
     assert rig.step(request, 2 * GROUP).writes == []
     # Made before more are refused.
-    assert disk._room._ahead > 0
+    assert disk.state.room._ahead > 0
     assert rig.step().writes == []
     refuse = False
     assert len(rig.step().writes) == 2
@@ -157,7 +157,7 @@ def test_an_object_that_one_worker_could_not_write_is_lost(first_is_unsynced: bo
     rig.tier.take_report(OffloadReport(unwritten={sequence: 1}))
     assert disk.contains([order.disk.key]) == [False]
     # After a failed sync nobody knows what its slots hold.
-    assert len(disk._failures) == first_is_unsynced
+    assert len(disk.state._failures) == first_is_unsynced
 
 
 @pytest.mark.parametrize("how", ["memory gets short", "the engine stops"])
@@ -192,13 +192,13 @@ def test_a_restore_keeps_its_objects_and_is_awaited_by_others(kept: TierRig) -> 
     disk = kept.keeper.store if kept.keeper else None
     assert disk is not None
     assert kept.restore(make_request("1", PROMPT)) == 4 * GROUP
-    assert len(disk._entries.pins) == 4
+    assert len(disk.state.entries.pins) == 4
     assert kept.tier.restores.find_tokens(make_request("2", PROMPT), 0) is None
     (order,) = kept.step().restores
     assert [(o.first, o.end) for o in order.objects][-1] == (3 * GROUP, 4 * GROUP)
     assert kept.tier.has_pending_work()
     kept.tier.settle("1", has_failed=False)
-    assert not disk._entries.pins
+    assert not disk.state.entries.pins
     assert not kept.tier.has_pending_work()
     assert kept.tier.restores.find_tokens(make_request("2", PROMPT), GROUP) == 3 * GROUP
 

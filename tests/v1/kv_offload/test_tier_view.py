@@ -7,15 +7,18 @@ import pytest
 
 from vllm.v1.kv_offload.orders import Moved, OffloadReport
 from vllm.v1.kv_offload.reports import TierCounts
-from vllm.v1.kv_offload.store.object_store import StoreCounts
+from vllm.v1.kv_offload.store.store_state import StoreCounts
 from vllm.v1.kv_offload.tier_view import TierView, find_disk_state, view_tier
 
 
 def store(**changes: Any) -> Any:
-    known = {"capacity_bytes": 100, "used_bytes": 60, "live_bytes": 50, "is_writable": True}
-    counts = changes.pop("counts", StoreCounts())
     objects = {"rows": 3, "state": 2}
-    return SimpleNamespace(**known | changes, counts=counts, num_objects=lambda: objects)
+    content = SimpleNamespace(
+        capacity_bytes=100, used_bytes=60, live_bytes=50, num_objects=lambda: objects
+    )
+    state = SimpleNamespace(is_writable=changes.pop("is_writable", True))
+    counts = changes.pop("counts", StoreCounts())
+    return SimpleNamespace(**changes, content=content, state=state, counts=counts)
 
 
 def keeper(**changes: Any) -> Any:
@@ -62,7 +65,7 @@ def test_nothing_is_told_of_a_step_in_which_nothing_happened() -> None:
     report = counts.take({"host": None, "disk": disk})
     assert report is not None
     assert report.stores == {"stored": 1}
-    disk.live_bytes += 1
+    disk.content.live_bytes += 1
     assert counts.take({"host": None, "disk": disk}) is not None
     counts.note_moves(OffloadReport())
     assert counts.take({"host": None, "disk": disk}) is None

@@ -99,10 +99,10 @@ class FakeKeeper:
         pass
 
     def commit(self, reservations: Sequence[Reservation]) -> None:
-        self._committed += [done.spec.key for done in self._store.commit(reservations)]
+        self._committed += [done.spec.key for done in self._store.writer.commit(reservations)]
 
     def make_room(self) -> None:
-        self._store.make_room()
+        self._store.writer.make_room()
 
     def recall(self, name: str) -> bytes | None:
         return self.small.get(name)
@@ -119,7 +119,7 @@ class FakeKeeper:
         return committed
 
     def clear(self) -> bool:
-        return self._store.clear()
+        return self._store.writer.clear()
 
     def close(self) -> None:
         pass

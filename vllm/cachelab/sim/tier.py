@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from vllm.v1.kv_offload.connector import OffloadingConnector
 from vllm.v1.kv_offload.orders import Moved, OffloadOrders, OffloadReport
@@ -106,7 +106,6 @@ class SimKeeper:
         object_bytes: Sizes of usual objects.
         max_bytes: What all files may take.
         clock: Seconds.
-        store_class: Knows what goes first where it is full.
     """
 
     is_opening = False
@@ -118,16 +117,15 @@ class SimKeeper:
         object_bytes: Sequence[int],
         max_bytes: int,
         clock: Callable[[], float],
-        store_class: type[ObjectStore] = ObjectStore,
     ) -> None:
         self.path: Path | None = Path("-")
         self.max_bytes = max_bytes
         slot_bytes = choose_slot_bytes(object_bytes)
         shape = shape_store(Identity({}, 1, object_bytes), max_bytes, slot_bytes)
-        self.store: ObjectStore | None = store_class(
+        self.store: ObjectStore | None = ObjectStore(
             SimFiles(), _INDEX, (_ROWS,), shape, lambda wanted: wanted, clock
         )
-        self.store.load()
+        self.store.opening.load()
         self.make_room()
 
     def bind_wake(self, wake: Callable[[], None]) -> None:
@@ -136,13 +134,13 @@ class SimKeeper:
     def commit(self, reservations: Sequence[Reservation]) -> None:
         """Acknowledge objects."""
         assert self.store is not None
-        self.store.commit(reservations)
-        self.store.make_room()
+        self.store.writer.commit(reservations)
+        self.store.writer.make_room()
 
     def make_room(self) -> None:
         """Free slots."""
         assert self.store is not None
-        self.store.make_room()
+        self.store.writer.make_room()
 
     def recall(self, name: str) -> bytes | None:
         """Return nothing: this is the folder's first life."""
@@ -162,7 +160,7 @@ class SimKeeper:
     def clear(self) -> bool:
         """Forget everything."""
         assert self.store is not None
-        return self.store.clear()
+        return self.store.writer.clear()
 
     def close(self) -> None:
         """Nothing to close."""
@@ -261,8 +259,6 @@ class SimTier(OffloadingConnector):
     Owns: the device, and its clock.
     """
 
-    store_class: ClassVar[type[ObjectStore]] = ObjectStore
-
     def bind_kv_cache_manager(self, manager: KVCacheManager) -> None:
         """Take the manager, and make the tiers."""
         self._clock: Callable[[], float] = lambda: 0.0
@@ -291,7 +287,7 @@ class SimTier(OffloadingConnector):
             if reservation is not None:
                 keeper.commit([reservation])
         if keeper is not None and keeper.store is not None:
-            keeper.store.count_as_found()
+            keeper.store.state.begin_serving(keeper.store.content.live_bytes)
 
     def take_orders(self, orders: OffloadOrders) -> None:
         """Begin what a step orders."""
@@ -308,4 +304,4 @@ class SimTier(OffloadingConnector):
 
     def _make_keeper(self, config: KVCacheConfig, layout: ObjectLayout) -> Keeper:
         size = self._settings.max_bytes or _DEFAULT_BYTES
-        return SimKeeper(layout.usual_bytes(), size, lambda: self._clock(), self.store_class)
+        return SimKeeper(layout.usual_bytes(), size, lambda: self._clock())

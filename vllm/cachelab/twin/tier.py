@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.connector import OffloadingConnector
 from vllm.v1.kv_offload.orders import Moved, OffloadReport
 from vllm.v1.kv_offload.store.cells import ObjectKind
 from vllm.v1.kv_offload.store.host_store import HostFile
-from vllm.v1.kv_offload.store.object_store import ObjectStore, StoreShape
+from vllm.v1.kv_offload.store.object_store import ObjectStore
 from vllm.v1.kv_offload.store.records import (
     Extent,
     ObjectKey,
@@ -24,6 +24,7 @@ from vllm.v1.kv_offload.store.records import (
     StoredObject,
 )
 from vllm.v1.kv_offload.store.store_log import EVICTED, LOST, PUT, REFUSED
+from vllm.v1.kv_offload.store.store_state import StoreShape
 from vllm.v1.outputs import KVConnectorOutput
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class ReplayedStore(ObjectStore):
         super().__init__(
             HostFile(None, 0), 0, (1,), shape, lambda wanted: wanted, lambda: _NO_CLOCK
         )
-        self.load()
+        self.opening.load()
         self._coming = deque(changes)
         self._found: dict[ObjectKey, StoredObject] = {}
         self._on_way: set[ObjectKey] = set()
@@ -109,7 +110,7 @@ class ReplayedStore(ObjectStore):
         self, objects: Iterable[DiskObject], last_sequence: int, opened_bytes: int = 0
     ) -> None:
         """Begin with what the disk held."""
-        self.opened_bytes = opened_bytes
+        self.state.begin_serving(opened_bytes)
         self._found = {key_of(found): stored_of(found) for found in objects}
         self._sequence = last_sequence
 
@@ -179,7 +180,7 @@ class ReplayedStore(ObjectStore):
     def reserve(self, specs: Sequence[ObjectSpec]) -> list[Reservation | None]:
         """Let objects be on their way for which there was room."""
         self._ask()
-        if not self.is_writable:
+        if not self.state.is_writable:
             return [None] * len(specs)
         return [self._begin(spec) for spec in specs]
 
@@ -221,7 +222,7 @@ class ReplayedKeeper:
             self.max_bytes = seen.max_bytes
             self._small = {name: text.encode() for name, text in seen.small.items()}
         self._seen = seen
-        self._store.is_writable = seen.is_writable
+        self._store.state.allow_writing(seen.is_writable)
 
     @property
     def store(self) -> ObjectStore | None:

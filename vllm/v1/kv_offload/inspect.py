@@ -190,7 +190,7 @@ def _load(path: Path, meta: FolderMeta) -> ObjectStore:
     folder = CacheFolder(path.parent, _ANY_BYTES, read_only=True)
     try:
         store = folder.open_store(Identity(meta.identity, num_workers, [1]))
-        store.load()
+        store.opening.load()
         return store
     except OSError as error:
         raise FolderError(f"The prefix cache at {path} cannot be read ({error}).") from error
@@ -204,13 +204,13 @@ def _summarise(path: Path, meta: FolderMeta) -> IdentitySummary:
     except FolderError as error:
         fault = str(error).removesuffix(".")
         return IdentitySummary(str(path), meta.identity, 0, 0, 0, disk_bytes(path), 0, fault)
-    counts = store.num_objects()
+    counts = store.content.num_objects()
     return IdentitySummary(
         str(path),
         meta.identity,
         counts["rows"],
         counts["state"],
-        store.live_bytes,
+        store.content.live_bytes,
         disk_bytes(path),
         store.counts.damaged_cells,
     )
@@ -221,7 +221,7 @@ def _read_all(path: Path, meta: FolderMeta, store: ObjectStore, worker: int) -> 
     handle = files.open(rows_path(path, worker), writable=False)
     try:
         rows = RowsFile(files, handle, meta.slot_bytes)
-        for entry in store.list_objects():
+        for entry in store.content.list_objects():
             try:
                 rows.read(entry.extent)
             except (CorruptObjectError, OSError):

@@ -13,8 +13,9 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.kv_offload.lookups.ways import Restorable
 from vllm.v1.kv_offload.orders import OffloadReport
 from vllm.v1.kv_offload.store.cells import ObjectKind
-from vllm.v1.kv_offload.store.object_store import ObjectStore, StoreCounts
+from vllm.v1.kv_offload.store.object_store import ObjectStore
 from vllm.v1.kv_offload.store.records import ObjectKey
+from vllm.v1.kv_offload.store.store_state import StoreCounts
 from vllm.v1.metrics.stats import OffloadStats
 
 if TYPE_CHECKING:
@@ -110,9 +111,9 @@ class TierCounts:
             self._last[name] = StoreCounts(
                 committed=counts.committed, failed=counts.failed, evicted=counts.evicted
             )
-            stats.capacity_bytes[name] = store.capacity_bytes
-            stats.used_bytes[name] = store.used_bytes
-            stats.live_bytes[name] = store.live_bytes
+            stats.capacity_bytes[name] = store.content.capacity_bytes
+            stats.used_bytes[name] = store.content.used_bytes
+            stats.live_bytes[name] = store.content.live_bytes
         stats.stores = {name: count for name, count in self.stores.items() if count}
         stats.restores = dict(self.restores)
         stats.hits, stats.queries = dict(self.hits), dict(self.queries)
@@ -137,9 +138,9 @@ def _describe(stores: Mapping[str, ObjectStore | None]) -> list[tuple[int, ...]]
             store.counts.committed,
             store.counts.failed,
             store.counts.evicted,
-            store.capacity_bytes,
-            store.used_bytes,
-            store.live_bytes,
+            store.content.capacity_bytes,
+            store.content.used_bytes,
+            store.content.live_bytes,
         )
         for store in stores.values()
         if store is not None
@@ -210,10 +211,10 @@ class TierEvents:
         return events
 
 
-class TierNews:
+class TierUpdates:
     """What lies behind the pool, for a router; nothing while there is none.
 
-    Owns: which tiers have which object, and what changed since the last news.
+    Owns: which tiers have which object, and what changed since the last update.
 
     Args:
         layout: What objects are made of.
@@ -224,7 +225,7 @@ class TierNews:
         self._layout = layout
         self._is_on = is_on
         self._media: dict[ObjectKey, set[str]] = {}
-        # Whether each was there when the last news left.
+        # Whether each was there when the last update left.
         self._touched: dict[ObjectKey, bool] = {}
 
     def stored(self, keys: Iterable[ObjectKey], medium: str) -> None:
@@ -275,13 +276,13 @@ class TierReports:
         layout: What objects are made of.
         counts: For metrics.
         events: For those who listen to KV events.
-        news: For a router.
+        updates: For a router.
     """
 
     layout: ObjectLayout
     counts: TierCounts
     events: TierEvents
-    news: TierNews
+    updates: TierUpdates
 
     def name(self, key: ObjectKey, block_hashes: Sequence[BlockHash]) -> None:
         """Remember an object's whole hash, before it is stored."""
@@ -290,9 +291,9 @@ class TierReports:
     def stored(self, keys: Sequence[ObjectKey], medium: str) -> None:
         """Tell of objects that can be found from now on."""
         self.events.stored(keys, medium)
-        self.news.stored(keys, medium)
+        self.updates.stored(keys, medium)
 
     def removed(self, keys: Sequence[ObjectKey], medium: str) -> None:
         """Tell of objects that can be found no more."""
         self.events.removed(keys, medium)
-        self.news.removed(keys, medium)
+        self.updates.removed(keys, medium)

@@ -21,8 +21,8 @@ from vllm.v1.kv_offload.orders import OffloadOrders, OffloadReport
 from vllm.v1.kv_offload.reports import (
     TierCounts,
     TierEvents,
-    TierNews,
     TierReports,
+    TierUpdates,
 )
 from vllm.v1.kv_offload.restores.tier_restores import TierRestores
 from vllm.v1.kv_offload.restores.warm_start import WARM_FILE, Warming
@@ -84,7 +84,7 @@ class Tier(ConnectorHooks):
             layout,
             TierCounts(),
             TierEvents(is_on=events is not None and events.enable_kv_cache_events),
-            TierNews(layout, is_on=parallel.data_parallel_size > 1),
+            TierUpdates(layout, is_on=parallel.data_parallel_size > 1),
         )
         drafts = config.speculative_config is not None and config.speculative_config.use_eagle()
         self.tracker = Tracker(manager.coordinator, layout, needs_next_token=drafts)
@@ -209,7 +209,7 @@ class Tier(ConnectorHooks):
         self.writes.clear()
         self.warming.forget()
         if self.stores.host is not None:
-            self.stores.host.clear()
+            self.stores.host.writer.clear()
         if self.stores.keeper is None:
             return True
         if self.stores.disk is None:
@@ -246,7 +246,7 @@ class Tier(ConnectorHooks):
 
     def take_kept(self) -> KeptPrefixes | None:
         """Drain what a router must know."""
-        return self.reports.news.take()
+        return self.reports.updates.take()
 
     def take_stats(self) -> OffloadStats | None:
         """Return what happened since the last call, and what the tiers hold; None: nothing."""

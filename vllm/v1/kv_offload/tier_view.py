@@ -99,13 +99,13 @@ def view_tier(
         num_workers: Workers, each with slots of its own.
         totals: Of both tiers since the start.
     """
-    used, live = (0, 0) if store is None else (store.used_bytes, store.live_bytes)
+    used, live = (0, 0) if store is None else (store.content.used_bytes, store.content.live_bytes)
     return TierView(
         state,
         max_bytes,
         used * num_workers,
         live * num_workers,
-        {} if store is None else store.num_objects(),
+        {} if store is None else store.content.num_objects(),
         totals.queries.get(name, 0),
         totals.hits.get(name, 0),
         totals.read_bytes.get(name, 0),
@@ -127,6 +127,6 @@ def find_disk_state(disk: Disk, *, is_unreadable: bool, read_only: bool) -> str:
         return "off"
     if is_unreadable:
         return "reads_paused"
-    if disk.store.is_writable:
+    if disk.store.state.is_writable:
         return "ready"
     return "read_only" if read_only else "writes_stopped"

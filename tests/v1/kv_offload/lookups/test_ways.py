@@ -31,7 +31,9 @@ HASHES = PROMPT.block_hashes
 
 
 def _put(store: ObjectStore, key: ObjectKey, end: int, num_bytes: int) -> None:
-    store.commit([r for r in store.reserve([ObjectSpec(key, end, num_bytes)]) if r is not None])
+    store.writer.commit(
+        [r for r in store.reserve([ObjectSpec(key, end, num_bytes)]) if r is not None]
+    )
 
 
 def _rows(ends: Sequence[int]) -> ObjectStore:
@@ -95,13 +97,13 @@ def test_all_objects_are_kept_or_none() -> None:
     tiers = Tiers(host, disk)
     objects = [o for o in tiers.find([rows_key(PROMPT, e) for e in (GROUP, 2 * GROUP)]) if o]
     assert tiers.pin(objects)
-    assert (len(host._entries.pins), len(disk._entries.pins)) == (1, 1)
+    assert (len(host.state.entries.pins), len(disk.state.entries.pins)) == (1, 1)
     tiers.unpin(objects)
-    assert (len(host._entries.pins), len(disk._entries.pins)) == (0, 0)
+    assert (len(host.state.entries.pins), len(disk.state.entries.pins)) == (0, 0)
     gone = next(located for located in objects if not located.is_host)
     disk.report_corrupt(gone.found)
     assert not tiers.pin(objects)
-    assert not host._entries.pins
+    assert not host.state.entries.pins
     assert isinstance(gone, Located)
 
 

@@ -92,7 +92,7 @@ def test_the_limit_holds_with_several_models_in_turn(tmp_path):
                 assert disk_bytes(root) <= LIMIT
             assert engine.store.counts.evicted > 0
             assert engine.count_right() > 30
-            assert engine.store.find_faults() == []
+            assert engine.store.content.find_faults() == []
 
 
 def test_a_smaller_and_a_larger_limit_keep_what_fits(tmp_path):
@@ -104,7 +104,7 @@ def test_a_smaller_and_a_larger_limit_keep_what_fits(tmp_path):
     with opened(root, limit=LIMIT) as engine:
         assert 20 < engine.count_right() < before
         assert disk_bytes(root) <= LIMIT
-        assert engine.store.find_faults() == []
+        assert engine.store.content.find_faults() == []
     with opened(root, limit=4 * LIMIT) as engine:
         assert engine.count_right() > 20
         assert engine.write(200)
@@ -118,8 +118,8 @@ def test_one_writer_at_a_time(tmp_path):
         engine.write(1)
         reader = CacheFolder(root, LIMIT, read_only=True)
         store = reader.open_store(identity_of("a"))
-        store.load()
-        assert len(store.list_objects()) == 1
+        store.opening.load()
+        assert len(store.content.list_objects()) == 1
         assert store.reserve([ObjectSpec(key_of(2), 2, OBJECT)]) == [None]
         reader.close()
     CacheFolder(root, LIMIT).close()
@@ -280,7 +280,7 @@ print("ready", flush=True)
 while True:
     number += 1
     if engine.write(number):
-        alive = ",".join(str(o.position) for o in engine.store.list_objects())
+        alive = ",".join(str(o.position) for o in engine.store.content.list_objects())
         print(number, alive, flush=True)
 """
 
@@ -307,7 +307,7 @@ def test_a_writer_that_is_killed(tmp_path):
         # What it evicted after its last word is not known: the oldest may be gone.
         said = {int(n) for n in whole[-1][1].split(",")}
         with opened(root) as engine:
-            there = {entry.position for entry in engine.store.list_objects()}
+            there = {entry.position for entry in engine.store.content.list_objects()}
             assert number in there
             gone = said - there
             assert len(gone) <= engine.store.shape.max_slots // 64 + 4
@@ -324,7 +324,7 @@ def test_looking_at_a_folder_from_outside(tmp_path, capsys):
         assert main(["cache", "ls", str(root)]) == 0
         assert "4 row groups" in capsys.readouterr().out
         assert main(["cache", "verify", str(root)]) == 0
-        slot = engine.store.list_objects()[2].extent.slots[0][0]
+        slot = engine.store.content.list_objects()[2].extent.slots[0][0]
         os.pwrite(engine.handle, b"x", slot * engine.store.shape.slot_bytes + 7)
         with pytest.raises(FolderBusyError):
             run_clear(argparse.Namespace(folder=root))
@@ -337,7 +337,7 @@ def test_looking_at_a_folder_from_outside(tmp_path, capsys):
     assert main(["cache", "verify", str(root)]) == 1
     assert [path.name for path in root.iterdir()] == ["LOCK"]
     with opened(root) as engine:
-        assert engine.store.list_objects() == []
+        assert engine.store.content.list_objects() == []
 
 
 @pytest.mark.parametrize("missing", ["rows.0", "index"])

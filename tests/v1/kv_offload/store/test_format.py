@@ -47,13 +47,13 @@ def read(root: Path, **parts: str) -> list[tuple[ObjectKind, bytes, int, int | N
     folder = CacheFolder(root, _LIMIT)
     assert folder.hash_root == bytes(range(32))
     store = folder.open_store(identity)
-    store.load()
+    store.opening.load()
     assert store.counts.damaged_cells == 0
     assert folder.notes == []
     handle = DiskFiles().open(rows_path(root / identity.name, 0))
     rows = RowsFile(DiskFiles(), handle, store.shape.slot_bytes)
     found = []
-    for one in sorted(store.list_objects(), key=lambda one: one.position):
+    for one in sorted(store.content.list_objects(), key=lambda one: one.position):
         key, data = one.extent.key, bytes(rows.read(one.extent))
         found.append((key.kind, key.digest, one.position, one.next_token, one.is_shared, data))
     DiskFiles().close(handle)

@@ -46,8 +46,8 @@ def template(tmp_path_factory):
     root = tmp_path_factory.mktemp("index") / "cache"
     folder = CacheFolder(root, LIMIT)
     store = folder.open_store(IDENTITY)
-    store.load()
-    store.make_room()
+    store.opening.load()
+    store.writer.make_room()
     assert store.shape.index_bytes > 4 * PART_BYTES
     handle = os.open(rows_path(root / IDENTITY.name, 0), os.O_RDWR)
     rows = RowsFile(DiskFiles(), handle, store.shape.slot_bytes)
@@ -56,8 +56,8 @@ def template(tmp_path_factory):
         reserved = store.reserve(specs)
         for reservation in reserved:
             rows.write(reservation.extent, [bytes([reservation.spec.position]) * SIZE])
-        assert len(store.commit(reserved)) == 20
-        store.make_room()
+        assert len(store.writer.commit(reserved)) == 20
+        store.writer.make_room()
     os.close(handle)
     folder.close()
     return root
@@ -118,7 +118,7 @@ def test_what_is_looked_up_is_found_before_the_rest_is_read(start):
     found = start.find(range(NUM_OBJECTS))
     assert [entry.position for entry in found] == list(range(NUM_OBJECTS))
     # Nothing may be written: nobody knows which slots are free.
-    assert not store.is_ready
+    assert not store.state.is_ready
     assert store.contains([key_of(0), key_of(999)]) == [False, False]
     assert store.reserve([ObjectSpec(key_of(999), 1, SIZE)]) == [None]
     # A use and a fault that are seen now are not forgotten.
@@ -128,12 +128,13 @@ def test_what_is_looked_up_is_found_before_the_rest_is_read(start):
     assert store.find([key_of(2)]) == [None]
     for _ in range(100):
         start.files.permits.release()
-    start.wait(lambda: store.is_ready)
+    start.wait(lambda: store.state.is_ready)
     assert store.find([key_of(1), key_of(2)])[1] is None
-    assert len(store.list_objects()) == NUM_OBJECTS - 1
-    assert store.find_faults() == []
+    assert len(store.content.list_objects()) == NUM_OBJECTS - 1
+    assert store.content.find_faults() == []
     uses = {
-        entry.position: store._entries.table.cells["last_use"][entry.cell] for entry in found[:4]
+        entry.position: store.state.entries.table.cells["last_use"][entry.cell]
+        for entry in found[:4]
     }
     assert uses[0] == uses[1] > uses[3]
     assert store.counts.corrupt == 1
@@ -146,14 +147,14 @@ def test_an_index_that_cannot_be_read_to_its_end_still_serves_what_was_read(star
     found = start.find(range(10))
     start.files.error = error
     start.files.permits.release()
-    start.wait(lambda: not start.store.is_writable)
+    start.wait(lambda: not start.store.state.is_writable)
     assert start.store.find([key_of(n) for n in range(10)]) == found
     # What could not be read is a miss, and nobody waits for it.
     missing = start.store.find([key_of(n) for n in range(NUM_OBJECTS)])
     assert 10 <= sum(entry is not None for entry in missing) < NUM_OBJECTS
     assert start.store.reserve([ObjectSpec(key_of(999), 1, SIZE)]) == [None]
-    assert not start.store.is_ready
-    start.store.commit(())
+    assert not start.store.state.is_ready
+    start.store.writer.commit(())
 
 
 def test_nobody_waits_for_a_thread_that_failed_unexpectedly(tmp_path, caplog):
@@ -177,7 +178,7 @@ def test_a_damaged_cell_is_not_found_early(template, tmp_path):
     shutil.copytree(template, copied)
     folder = CacheFolder(copied, LIMIT)
     store = folder.open_store(IDENTITY)
-    store.load()
+    store.opening.load()
     (victim,) = store.find([key_of(7)])
     folder.close()
     with (copied / IDENTITY.name / "index").open("r+b") as file:
@@ -187,7 +188,7 @@ def test_a_damaged_cell_is_not_found_early(template, tmp_path):
     assert started.find([7, 8])[0] is None
     for _ in range(100):
         started.files.permits.release()
-    started.wait(lambda: started.store.is_ready)
+    started.wait(lambda: started.store.state.is_ready)
     assert started.store.counts.damaged_cells == 1
     started.end()
 

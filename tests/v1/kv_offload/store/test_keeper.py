@@ -18,7 +18,7 @@ def root(tmp_path):
     """A folder that another engine has used."""
     root = tmp_path / "cache"
     folder = CacheFolder(root, LIMIT)
-    folder.open_store(IDENTITY).load()
+    folder.open_store(IDENTITY).opening.load()
     folder.write_small(root / IDENTITY.name / "rates", b"{}")
     folder.close()
     return root
@@ -36,7 +36,7 @@ def open_keeper(root):
         keepers.append(keeper)
         woken = threading.Event()
         keeper.bind_wake(woken.set)
-        while keeper.is_opening or not keeper.store.is_ready:
+        while keeper.is_opening or not keeper.store.state.is_ready:
             assert woken.wait(TIMEOUT_S)
             woken.clear()
         return keeper
@@ -69,7 +69,7 @@ def test_a_reset_is_answered_when_the_disk_fails(root, open_keeper, monkeypatch,
     asking.join(TIMEOUT_S)
     assert answers == [False]
     keeper.close()
-    assert not keeper.store.is_writable
+    assert not keeper.store.state.is_writable
     assert sum("is written no more" in record.message for record in caplog.records) == 1
 
 
@@ -80,7 +80,7 @@ def test_a_disk_that_refuses_small_files_is_told_of_once(root, open_keeper, capl
     for _ in range(3):
         keeper.remember("warm", b"{}")
     keeper.close()
-    assert not keeper.store.is_writable
+    assert not keeper.store.state.is_writable
     assert sum("is written no more" in record.message for record in caplog.records) == 1
 
 

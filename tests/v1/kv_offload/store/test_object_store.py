@@ -13,7 +13,7 @@ def _fill(driver):
     """Write until the file is as large as it gets, and full."""
     while not driver.store.counts.evicted:
         driver.write_batch(2)
-        driver.store.make_room()
+        driver.store.writer.make_room()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -24,14 +24,14 @@ def test_a_failed_call_costs_its_batch_alone(seed, call, path):
     driver = StoreDriver(seed)
     for _ in range(20):
         driver.step()
-    before = {entry.extent for entry in driver.store.list_objects()}
+    before = {entry.extent for entry in driver.store.content.list_objects()}
     driver.disk.fail = {(call, path): 0}
     driver.write_batch(3)
     driver.disk.fail = {}
     evicted = driver.store.counts.evicted
-    after = {entry.extent for entry in driver.store.list_objects()}
+    after = {entry.extent for entry in driver.store.content.list_objects()}
     assert after <= before
-    assert driver.store.is_writable
+    assert driver.store.state.is_writable
     driver.time += 1000
     for _ in range(20):
         driver.step()
@@ -46,13 +46,13 @@ def test_two_failed_syncs_in_a_minute_end_writing():
     driver = StoreDriver(1)
     _fill(driver)
     driver.disk.fail = {("sync", ROWS): 0}
-    while driver.store.is_writable:
+    while driver.store.state.is_writable:
         assert driver.write_batch(2) == []
-        driver.store.make_room()
+        driver.store.writer.make_room()
     driver.disk.fail = {}
     assert driver.write_batch(2) == []
     driver.check_all()
-    assert len(driver.store.list_objects()) > 0
+    assert len(driver.store.content.list_objects()) > 0
 
 
 def test_slots_come_from_one_run_or_from_eight():
@@ -76,11 +76,11 @@ def test_slots_come_from_one_run_or_from_eight():
 def test_superseded_entries_go_first_then_the_longest_unused_then_the_deepest():
     driver = StoreDriver(2)
     _fill(driver)
-    objects = driver.store.list_objects()
+    objects = driver.store.content.list_objects()
     driver.store.pin(objects[:3])
     driver.store.unpin(objects[:3])
     driver.store.pass_by([objects[5].extent.key])
-    table = driver.store._entries.table
+    table = driver.store.state.entries.table
     order = []
     while (index := table.next_victim(())) is not None:
         order.append(table.describe(index))
@@ -95,19 +95,21 @@ def test_superseded_entries_go_first_then_the_longest_unused_then_the_deepest():
 def test_a_pinned_object_is_not_given_up():
     driver = StoreDriver(3)
     _fill(driver)
-    kept = driver.store.list_objects()[:3]
+    kept = driver.store.content.list_objects()[:3]
     assert driver.store.pin(kept)
     before = driver.store.counts.evicted
     for _ in range(40):
         driver.write_batch(2)
-        driver.store.make_room()
+        driver.store.writer.make_room()
     assert driver.store.counts.evicted > before + 10
-    assert {entry.extent for entry in kept} <= {e.extent for e in driver.store.list_objects()}
+    assert {entry.extent for entry in kept} <= {
+        e.extent for e in driver.store.content.list_objects()
+    }
     driver.store.unpin(kept)
-    assert driver.store.clear()
-    assert driver.store.list_objects() == []
+    assert driver.store.writer.clear()
+    assert driver.store.content.list_objects() == []
     assert not driver.store.pin(kept)
-    assert driver.store.find_faults() == []
+    assert driver.store.content.find_faults() == []
 
 
 def test_room_that_nobody_was_refused_is_made_by_the_commit_that_comes():
@@ -118,9 +120,9 @@ def test_room_that_nobody_was_refused_is_made_by_the_commit_that_comes():
     store, syncs = driver.store, driver.disk.num_syncs
     evicted = store.counts.evicted
     store.want_room(SHAPE.max_slots * SHAPE.slot_bytes)
-    store.make_room(may_wait=True)
+    store.writer.make_room(may_wait=True)
     assert (driver.disk.num_syncs, store.counts.evicted) == (syncs, evicted)
-    assert store.commit(begun) == begun
+    assert store.writer.commit(begun) == begun
     assert driver.disk.num_syncs == syncs + 1
     assert store.counts.evicted > evicted
     # Who was refused does not wait for others.
@@ -128,7 +130,7 @@ def test_room_that_nobody_was_refused_is_made_by_the_commit_that_comes():
     while (begun := store.reserve([ObjectSpec(key_of(next(numbers)), 1, 2000)])) != [None]:
         pass
     syncs = driver.disk.num_syncs
-    store.make_room(may_wait=True)
+    store.writer.make_room(may_wait=True)
     assert driver.disk.num_syncs > syncs
     assert store.reserve([ObjectSpec(key_of(200), 1, 2000)]) != [None]
 

@@ -32,7 +32,7 @@ class _Folder:
     def keep(self, text, kind, *, is_shared=False):
         key = ObjectKey.of(kind, _hashes(text)[-1])
         spec = ObjectSpec(key, len(text) * UNIT, SIZE, None, is_shared)
-        self.store.commit([r for r in self.store.reserve([spec]) if r is not None])
+        self.store.writer.commit([r for r in self.store.reserve([spec]) if r is not None])
 
     def turn(self, text, hit="", *, keeps=True):
         """A prompt begins behind what it hits, and leaves a state at its end."""
@@ -47,7 +47,7 @@ class _Folder:
 
     def go(self):
         """All objects in the order in which they go."""
-        table = self.store._entries.table
+        table = self.store.state.entries.table
         while (index := table.next_victim(())) is not None:
             yield table.describe(index)
             table.remove(index)

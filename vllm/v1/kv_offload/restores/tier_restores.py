@@ -325,6 +325,6 @@ class TierRestores:
                 if (located.is_host, located.found.extent.sequence) == (is_host, sequence):
                     store.report_corrupt(located.found)
         if is_host:
-            store.make_room()
+            store.writer.make_room()
         elif self._stores.keeper is not None:
             self._stores.keeper.make_room()

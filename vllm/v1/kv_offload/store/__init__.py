@@ -10,8 +10,13 @@ index_pass      the index taken over from its file, what is looked up first
 rows_file       objects' bytes in slots, sealed by a digest
 entries         what there is, and what follows when an entry comes, is used, or goes
 room            how many slots there are, may be, and are wanted
-opening         lookups while the index is read
-object_store    all of these under one lock: find, reserve, commit, give up
+reservations    what is on its way to the disk
+store_state     these three under one lock; whether the store is read, and may be written
+opening         a store is opened: the index is taken over, lookups meanwhile
+object_store    any thread: find, pin, reserve; memory alone
+writer          the files' thread: commit, make room, clear
+evictions       what is given up when its room is needed
+content         what there is, in numbers and lists
 store_log       what changed between two questions, for runs that are recorded
 host_store      the same in host memory, which no process outlives
 folder          the root folder: who owns it, its hash root, one sub-folder for each identity

@@ -37,7 +37,6 @@ class Entries:
         pins: How often each cell is pinned.
         dying: Cells whose emptying is not on the disk yet, with their slots.
         live_bytes: Bytes of objects that can be found.
-        log: Where changes are noted, in runs that are recorded.
     """
 
     def __init__(self, num_pages: int, seed: int) -> None:
@@ -46,7 +45,8 @@ class Entries:
         self.pins: dict[int, int] = {}
         self.dying: dict[int, Extents] = {}
         self.live_bytes = 0
-        self.log: StoreLog | None = None
+        # Where questions and changes are noted, in runs that are recorded.
+        self._log: StoreLog | None = None
         self._uses: dict[int, None] = {}
         self._num_by_kind: Counter[int] = Counter()
         # Given up since the start, the oldest first; what came back is not.
@@ -92,10 +92,19 @@ class Entries:
         """Return how many objects of each kind there are."""
         return {kind.name.lower(): self._num_by_kind[kind] for kind in ObjectKind}
 
+    def begin_log(self, log: StoreLog) -> None:
+        """Have questions and changes noted from now on."""
+        self._log = log
+
+    def note_asked(self) -> None:
+        """Count a question, for a record."""
+        if self._log is not None:
+            self._log.note_asked()
+
     def note(self, kind: str, key: ObjectKey) -> None:
         """Note what became of an object, for a record."""
-        if self.log is not None:
-            self.log.note(kind, key)
+        if self._log is not None:
+            self._log.note(kind, key)
 
     # ---- uses --------------------------------------------------------------------------------
 
@@ -135,8 +144,8 @@ class Entries:
         """Let an object be found from now on."""
         spec = reservation.spec
         self.table.put(index, cell)
-        if self.log is not None:
-            self.log.note_put(reservation.extent, spec.position, spec.next_token)
+        if self._log is not None:
+            self._log.note_put(reservation.extent, spec.position, spec.next_token)
         self._ghosts.pop(spec.key, None)
         self.live_bytes += spec.num_bytes + SEAL_BYTES
         self._num_by_kind[spec.key.kind] += 1

@@ -43,8 +43,9 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_offload.store.cell_table import CellTable
 from vllm.v1.kv_offload.store.cells import CELL, CELL_BYTES, PAGE_BYTES, PAGE_CELLS, find_damaged
 from vllm.v1.kv_offload.store.file_calls import DiskFiles, FileCalls
-from vllm.v1.kv_offload.store.object_store import ObjectStore, StoreShape
+from vllm.v1.kv_offload.store.object_store import ObjectStore
 from vllm.v1.kv_offload.store.rows_file import SEAL_BYTES
+from vllm.v1.kv_offload.store.store_state import StoreShape
 from vllm.v1.kv_offload.store.weights_digest import WEIGHTS_LOCK
 
 FORMAT = 1
@@ -407,7 +408,7 @@ class CacheFolder:
         num_pages = self._files.size(index) // PAGE_BYTES
         shape = StoreShape(shape.slot_bytes, num_pages or 1, shape.max_slots, shape.seed)
         store = ObjectStore(self._files, index, rows, shape, self._allow, clock)
-        store.is_writable = writable
+        store.state.allow_writing(writable)
         return store
 
     def _open(self, path: Path, writable: bool) -> int:

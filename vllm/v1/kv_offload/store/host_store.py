@@ -97,5 +97,5 @@ def make_host_store(
     size = shape.max_slots * slot_bytes
     rows = range(_INDEX + 1, _INDEX + 1 + num_workers)
     store = ObjectStore(HostFile(None, size), _INDEX, rows, shape, lambda wanted: wanted, monotonic)
-    store.load()
+    store.opening.load()
     return store

@@ -239,7 +239,7 @@ class StoreKeeper:
 
     def _stop_writing(self) -> None:
         if self.store is not None:
-            self.store.is_writable = False
+            self.store.state.allow_writing(False)
 
     def _open(self) -> None:
         folder = self._open_folder()
@@ -248,7 +248,7 @@ class StoreKeeper:
         if identity is None:
             return
         store = folder.open_store(identity)
-        store.begin()
+        store.opening.begin()
         for note in folder.notes:
             logger.warning("Prefix cache on disk: %s.", note)
         self.path = rows_path(folder.root / identity.name, 0).parent
@@ -259,29 +259,31 @@ class StoreKeeper:
         """Read all entries; what a lookup waits for comes first."""
         assert self._folder is not None
         self._attempt(
-            lambda: self._read_cells(store), "is read and written no more", store.stop_reading
+            lambda: self._read_cells(store),
+            "is read and written no more",
+            store.opening.stop_reading,
         )
-        if not store.is_ready:
+        if not store.state.is_ready:
             self._wake()
             return
         with self._lock:
-            self._committed = store.list_keys(_MAX_COMMITTED)
+            self._committed = store.content.list_keys(_MAX_COMMITTED)
         self.make_room()
         self._wake()
-        counts = store.num_objects()
+        counts = store.content.num_objects()
         logger.info(
             "Prefix cache on disk: %s, at most %s; %s of %d checkpoints and %d row groups are "
             "there.",
             self._folder.root,
             show_size(self._folder.max_bytes),
-            show_size(store.live_bytes),
+            show_size(store.content.live_bytes),
             counts["state"],
             counts["rows"],
         )
 
     def _read_cells(self, store: ObjectStore) -> None:
-        while not self._stopping.is_set() and store.read_on():
-            if store.take_served():
+        while not self._stopping.is_set() and store.opening.read_on():
+            if store.opening.take_served():
                 self._wake()
 
     def _note_progress(self, done: int, total: int) -> None:
@@ -299,7 +301,7 @@ class StoreKeeper:
     def _commit(self, reservations: Sequence[Reservation]) -> None:
         assert self.store is not None
         try:
-            done = self.store.commit(reservations)
+            done = self.store.writer.commit(reservations)
             with self._lock:
                 if len(self._committed) < _MAX_COMMITTED:
                     self._committed += [reservation.spec.key for reservation in done]
@@ -315,7 +317,7 @@ class StoreKeeper:
 
     def _make_room(self) -> None:
         if self.store is not None:
-            self.store.make_room(may_wait=True)
+            self.store.writer.make_room(may_wait=True)
 
     def _remember(self, name: str) -> None:
         with self._lock:
@@ -323,14 +325,14 @@ class StoreKeeper:
         if self._folder is None or self.path is None or self._folder.read_only:
             return
         # A disk that refused once would refuse, and be told of, every few seconds.
-        if self.store is not None and self.store.is_writable:
+        if self.store is not None and self.store.state.is_writable:
             self._folder.write_small(self.path / name, data)
 
     def _clear(self, done: queue.SimpleQueue[bool]) -> None:
         is_clear = False
         try:
             # Whoever may not write the folder leaves the files of whoever does.
-            if self.path is not None and self.store is not None and self.store.clear():
+            if self.path is not None and self.store is not None and self.store.writer.clear():
                 for name in SMALL_FILES:
                     (self.path / name).unlink(missing_ok=True)
                 is_clear = True

@@ -68,15 +68,15 @@ class LatchedDisk:
         keeper, content = self._keeper, None
         # In this order: it is set before the other says that it is not opening any more.
         is_opening, store = keeper.is_opening, keeper.store
-        if self._store is None and store is not None and not is_opening and store.is_ready:
+        if self._store is None and store is not None and not is_opening and store.state.is_ready:
             objects, last = store.begin_log(self._log)
             small = {name: data for name in SMALL_FILES if (data := keeper.recall(name))}
-            content = DiskContent(objects, last, small, store.opened_bytes, keeper.max_bytes)
+            content = DiskContent(objects, last, small, store.state.opened_bytes, keeper.max_bytes)
             self._store = store
-        is_hidden = store is not None and self._store is None and store.is_writable
+        is_hidden = store is not None and self._store is None and store.state.is_writable
         is_opening = is_opening or is_hidden
         is_open = self._store is not None
-        is_writable = self._store is not None and self._store.is_writable
+        is_writable = self._store is not None and self._store.state.is_writable
         self._state = DiskState(is_open, is_opening, keeper.is_digesting, is_writable)
         return self._state, content
 

@@ -92,7 +92,7 @@ class TierWrites:
     def has_work(self) -> bool:
         """Whether a step has something to order, or to hear."""
         stores = self._stores
-        writes = stores.disk is not None and stores.disk.is_writable
+        writes = stores.disk is not None and stores.disk.state.is_writable
         if not writes and stores.host is None:
             return False
         if self._tracker.has_ended or self._tracker.waiting:
@@ -175,18 +175,18 @@ class TierWrites:
             waiting = self._tracker.waiting
             computed.extend(one for one in waiting if not one.stays_in_memory)
             waiting.clear()
-        if not disk.is_writable:
+        if not disk.state.is_writable:
             computed.clear()
             self.gate.clear()
             return
         self.gate.take(computed)
-        if not disk.is_ready:
+        if not disk.state.is_ready:
             # All that waits for is the rest of the index.
             return
         if not self._knows_size:
             self._knows_size = True
             assert self._stores.keeper is not None
-            used_bytes = disk.opened_bytes * self._stores.num_workers
+            used_bytes = disk.state.opened_bytes * self._stores.num_workers
             self.gate.begin(self._stores.keeper.max_bytes, used_bytes)
         counts = self._reports.counts
         if self.gate.num_unproven:
@@ -278,14 +278,14 @@ class TierWrites:
         assert host is not None
         (reservation,) = host.reserve([spec])
         if reservation is None and not host.contains([spec.key])[0]:
-            host.make_room()
+            host.writer.make_room()
             (reservation,) = host.reserve([spec])
         return reservation
 
     def commit_host(self, reservations: Sequence[Reservation]) -> None:
         """Let objects in host memory be found."""
         assert self._stores.host is not None
-        done = self._stores.host.commit(reservations)
+        done = self._stores.host.writer.commit(reservations)
         self._reports.stored([reservation.spec.key for reservation in done], MEDIUM_CPU)
 
     # ---- ending ------------------------------------------------------------------------------
