@@ -1,7 +1,8 @@
-"""A replica of a fleet whose news get lost, doubled, reordered or late, for ``fleet_live``.
+"""A replica of a fleet whose updates get lost, doubled, reordered or late, for ``fleet_live``.
 
 Faults are files in the folder that ``VLLM_FLEET_FAULTS`` names: ``KIND-NUMBER.order`` happens to
-the replica that takes it away first, with its next news. What replicas take is written down beside.
+the replica that takes it away first, with its next updates. What replicas take is written down
+beside.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from vllm.ray_serve.placement import Only, Place
-from vllm.ray_serve.replica import EngineReplica, News, Taken
+from vllm.ray_serve.replica import EngineReplica, Taken, Updates
 from vllm.v1.messages import EngineCoreRequest
 
 FOLDER = "VLLM_FLEET_FAULTS"
@@ -27,17 +28,17 @@ _LATE_S = 1.5
 class FaultyReplica(EngineReplica):
     """Serves as it should, and tells of its cache as it is ordered to."""
 
-    # Until its news begin; ``__init__`` is Serve's to await.
+    # Until its updates begin; ``__init__`` is Serve's to await.
     _held_back: Sequence[bytes] = ()
 
-    async def news(self, to: Only, listener: str) -> News:
+    async def updates(self, to: Only, listener: str) -> Updates:
         """Return what is new, unless a fault is ordered.
 
         Raises:
             RuntimeError: That is the fault.
         """
-        news = await super().news(to, listener)
-        messages = [*news.messages, *self._held_back]
+        updates = await super().updates(to, listener)
+        messages = [*updates.messages, *self._held_back]
         self._held_back = ()
         fault = self._take_fault() if messages else None
         if fault == "lose":
@@ -54,8 +55,8 @@ class FaultyReplica(EngineReplica):
         elif fault == "partition":
             await asyncio.sleep(_PARTITION_S)
         elif fault == "error":
-            raise RuntimeError("the news were lost on their way")
-        return News(news.replica, messages)
+            raise RuntimeError("the updates were lost on their way")
+        return Updates(updates.replica, messages)
 
     def _take_fault(self) -> str | None:
         for path in sorted(Path(os.environ[FOLDER]).glob("*-*.order")):

@@ -6,7 +6,7 @@
 Agents have a long common beginning and add short results of tools; chats begin each in their own
 way and have longer answers. Half a dozen of them speak at a time, each turn with all that was said.
 Every answer is compared with one engine's, its hit with the one foretold. With faults, engine
-cores, actors and nodes are killed, frozen and paused, clients leave, and news are lost, doubled,
+cores, actors and nodes are killed, frozen and paused, clients leave, and updates are lost, doubled,
 swapped and late.
 """
 
@@ -211,7 +211,7 @@ class Injector:
             await asyncio.sleep(0.2)
         for kind, count in self._ordered.items():
             left = len(list(self._folder.glob(f"{kind}-[0-9]*.order")))
-            self.done[f"news: {kind}"] = count - left
+            self.done[f"updates: {kind}"] = count - left
         for path in self._folder.glob("*.order"):
             path.unlink()
 

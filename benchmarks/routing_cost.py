@@ -1,4 +1,4 @@
-"""What a routing decision, and news of a cache, cost: by replicas, prefixes and prompt length.
+"""What a routing decision, and updates of a cache, cost: by replicas, prefixes and prompt length.
 
     python -m benchmarks.routing_cost --replicas 1000 --prefixes 10000000
 
@@ -27,7 +27,7 @@ SHAPE = CacheShape(UNIT, (UNIT, 4 * UNIT, 0), 5589)
 def fill(
     router: Router, rng: random.Random, replicas: int, prefixes: int, units: int
 ) -> tuple[list[list[int]], float, int]:
-    """Tell a router of conversations; returns some, seconds of news, and prefixes told."""
+    """Tell a router of conversations; returns some, seconds of updates, and prefixes told."""
     families = [[rng.getrandbits(64) for _ in range(START)] for _ in range(10)]
     numbers = [0] * replicas
     some: list[list[int]] = []
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=3000)
     args = parser.parse_args()
     print("| replicas | prefixes | prompt tokens | decision, us: P50 | P90 | P99 "
-          "| news, us/prefix | bytes/prefix |")  # fmt: skip
+          "| updates, us/prefix | bytes/prefix |")  # fmt: skip
     print("|--:|--:|--:|--:|--:|--:|--:|--:|")
     for replicas in args.replicas:
         for prefixes in args.prefixes:

@@ -26,7 +26,7 @@ from vllm.distributed.kv_events import (
 )
 from vllm.exceptions import EngineDeadError, VllmError
 from vllm.ray_serve.placement import Anyone, Fleet, Only, Place
-from vllm.ray_serve.replica import EngineReplica, News
+from vllm.ray_serve.replica import EngineReplica, Updates
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges
 from vllm.v1.engine.questions import answer_message
 from vllm.v1.engine.wire import (
@@ -224,8 +224,8 @@ class Host:
         self.is_reached.set()
         # In order of their coming, as sets of tasks have none that is the same in all runs.
         self._calls: dict[asyncio.Task[Any], None] = {}
-        # Faults of the news channel that are due.
-        self.news_faults: list[str] = []
+        # Faults of the updates channel that are due.
+        self.update_faults: list[str] = []
         # Streams that fail at their next item.
         self.stream_faults: list[str] = []
 
@@ -242,7 +242,7 @@ class Host:
             asyncio.get_running_loop().call_later(seconds, self._is_awake.set)
 
     def part(self, seconds: float) -> None:
-        """Let no news through."""
+        """Let no updates through."""
         self.is_reached.clear()
         asyncio.get_running_loop().call_later(seconds, self.is_reached.set)
 
@@ -328,7 +328,7 @@ class SimServe:
             self.listed.append(self._make().name)
         self.generate = SimpleNamespace(remote=lambda place, data: Stream(self._run(place, data)))
         self.describe = SimpleNamespace(remote=self._describe)
-        self.news = SimpleNamespace(remote=self._news)
+        self.updates = SimpleNamespace(remote=self._updates)
         self.tell = SimpleNamespace(remote=self._tell)
         self.ask = SimpleNamespace(remote=self._ask)
 
@@ -367,12 +367,12 @@ class SimServe:
         host = await self._find(to)
         return await host.call(lambda: host.replica.ask(to, data))  # type: ignore[no-any-return]
 
-    async def _news(self, to: Only, listener: str) -> News:
+    async def _updates(self, to: Only, listener: str) -> Updates:
         host = await self._find(to)
-        news: News = await host.call(lambda: host.replica.news(to, listener))
-        messages = news.messages
-        while host.news_faults and messages:
-            fault = host.news_faults.pop()
+        updates: Updates = await host.call(lambda: host.replica.updates(to, listener))
+        messages = updates.messages
+        while host.update_faults and messages:
+            fault = host.update_faults.pop()
             place = self._rng.randrange(len(messages))
             if fault == "lose":
                 del messages[place]
@@ -381,7 +381,7 @@ class SimServe:
             else:
                 self._rng.shuffle(messages)
         await host.is_reached.wait()
-        return News(news.replica, messages)
+        return Updates(updates.replica, messages)
 
     async def _run(self, place: Place, data: bytes) -> AsyncIterator[Any]:
         name = None
@@ -461,7 +461,7 @@ class SimServe:
         elif kind == "partition":
             host.part(self._rng.uniform(0.5, 15))
         elif kind in ("lose", "double", "shuffle"):
-            host.news_faults.append(kind)
+            host.update_faults.append(kind)
         elif kind in ("unavailable", "ended", "cancelled"):
             host.stream_faults.append(kind)
         else:
@@ -473,7 +473,7 @@ class SimServe:
     def calm(self) -> None:
         """Let go of faults that found nothing to befall yet."""
         for host in self.hosts.values():
-            host.news_faults.clear()
+            host.update_faults.clear()
             host.stream_faults.clear()
         # Who misses the last word notices at the next one.
         for name in self.listed:

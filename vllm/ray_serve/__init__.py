@@ -4,7 +4,7 @@ serve run vllm.ray_serve:app model=deepseek-v4 replicas=4 flags="--block-size 32
 
 arguments.py       what the builder takes, checked
 application.py     the application: one ingress with all routes, replicas that are engine cores
-replica.py         a replica: one engine core, its news, its requests
+replica.py         a replica: one engine core, its updates, its requests
 ingress.py         the HTTP side: the server's own application over all replicas
 cores.py           the replicas as one handle of engine cores, in the ingress
 neighbours.py      what a replica pulls of others' caches, and hands on when it is removed

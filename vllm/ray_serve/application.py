@@ -53,7 +53,7 @@ def build(args: FleetArgs, core_factory: str, replica: type[EngineReplica] = Eng
         request_router_config=RequestRouterConfig(
             request_router_class=FleetRequestRouter, request_router_kwargs={"fleet": fleet}
         ),
-        # Front ends ask each replica for news all the time: a line for each would fill the log.
+        # Front ends ask each replica for updates all the time: a line for each would fill the log.
         logging_config=LoggingConfig(enable_access_log=False),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,

@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import EngineCoreLostError, EngineDeadError, EngineError, VllmError
 from vllm.logger import init_logger
 from vllm.ray_serve.placement import Anyone, Fleet, Only, Place
-from vllm.ray_serve.replica import News, Taken
+from vllm.ray_serve.replica import Taken, Updates
 from vllm.v1.engine.client import STOP_TIMEOUT_S, MailboxHandle
 from vllm.v1.engine.data_parallel.router import (
     Router,
@@ -330,28 +330,28 @@ class FleetCores(MailboxHandle):
                     self._listening.pop(name).cancel()
                     self._mailbox.put(CoreLost(rank, f"replica {name} left"))
             known = living
-            for rank in self._fleet.router.check_news(self._loop.time()):
+            for rank in self._fleet.router.check_updates(self._loop.time()):
                 for name in [name for name, r in living.items() if r == rank]:
                     self._spawn(self._tell(name, self._codec.encode(TellAll())))
             await asyncio.sleep(_WATCH_S)
 
     async def _listen(self, name: str, rank: int) -> None:
-        """Take in the news of a replica, as long as it serves."""
+        """Take in the updates of a replica, as long as it serves."""
         router = self._fleet.router
         has_missed = False
         while True:
             try:
                 async with asyncio.timeout(_SILENT_S):
-                    news: News = await self._engines.news.remote(Only(name), self._name)
+                    updates: Updates = await self._engines.updates.remote(Only(name), self._name)
             except (TimeoutError, *_FAILURES) as error:
                 # It may come to itself; until then nothing is believed of its cache.
-                logger.warning("No news of replica %s: %r", name, error)
+                logger.warning("No updates of replica %s: %r", name, error)
                 router.doubt(rank)
                 # What the answer would have told is lost, and nothing that follows need show it.
                 has_missed = True
                 await asyncio.sleep(_WATCH_S)
                 continue
-            if news.replica != name:
+            if updates.replica != name:
                 router.doubt(rank)
                 await asyncio.sleep(_WATCH_S)
                 continue
@@ -359,7 +359,7 @@ class FleetCores(MailboxHandle):
                 await self._tell(name, self._codec.encode(TellAll()))
                 has_missed = False
             router.trust(rank)
-            for data in news.messages:
+            for data in updates.messages:
                 message = self._codec.decode_from_core(data)
                 assert isinstance(message, CoreStatus)
                 if router.observe(rank, message, self._loop.time()):

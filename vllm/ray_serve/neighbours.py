@@ -18,7 +18,7 @@ from vllm.v1.engine.data_parallel.warm_start import (
     MAX_NEIGHBOURS,
     share_out,
 )
-from vllm.v1.engine.questions import OfferHot, PullHot, Question, Reply
+from vllm.v1.engine.questions import OfferPopular, PullPopular, Question, Reply
 from vllm.v1.engine.wire import Answer, Codec
 
 logger = init_logger(__name__)
@@ -87,11 +87,11 @@ class Neighbours:
     async def pull(self, ask_own: AskCore) -> None:
         """Have this replica's core pull what others use most."""
         others = await self._look()
-        question = OfferHot(self._max_bytes)
+        question = OfferPopular(self._max_bytes)
         offers = await asyncio.gather(*(self._ask(name, question, ASK_S) for name in others))
         wanted = question.merge([*itertools.chain(*offers)])
         if wanted:
-            pull = PullHot(wanted, self._max_bytes, self._seconds)
+            pull = PullPopular(wanted, self._max_bytes, self._seconds)
             # It serves, whatever came of it.
             await self._read(pull, ask_own, self._seconds + MARGIN_S, self._name)
 
@@ -100,13 +100,13 @@ class Neighbours:
         others = self._others()
         if not others:
             return
-        question = OfferHot(self._max_bytes)
+        question = OfferPopular(self._max_bytes)
         offered = question.merge(await self._read(question, ask_own, ASK_S, self._name))
         if not offered:
             return
         pulls = [
             self._ask(
-                name, PullHot(share, self._max_bytes, self._seconds), self._seconds + MARGIN_S
+                name, PullPopular(share, self._max_bytes, self._seconds), self._seconds + MARGIN_S
             )
             for name, share in zip(others, share_out(offered, len(others)), strict=True)
             if share

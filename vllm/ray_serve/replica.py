@@ -39,12 +39,12 @@ from vllm.v1.metrics.stats import PullStats, SchedulerStats
 
 logger = init_logger(__name__)
 
-# How long a question for news waits for some.
+# How long a question for updates waits for some.
 _POLL_S = 1.0
 # How long a request has nothing to say before it says that it is here.
 _ALIVE_S = 5.0
 # Messages kept for a front end that does not ask; it notices the gap.
-_MAX_NEWS = 4096
+_MAX_UPDATES = 4096
 # A front end that has not asked for so long is gone.
 _FORGET_S = 60.0
 
@@ -61,7 +61,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Updates:
     """What a replica says to a front end.
 
     Attributes:
@@ -75,7 +75,7 @@ class News:
 
 @dataclass(slots=True)
 class _Listener:
-    waiting: deque[bytes] = field(default_factory=lambda: deque(maxlen=_MAX_NEWS))
+    waiting: deque[bytes] = field(default_factory=lambda: deque(maxlen=_MAX_UPDATES))
     is_new: asyncio.Event = field(default_factory=asyncio.Event)
     asked_at: float = 0.0
 
@@ -177,12 +177,12 @@ class EngineReplica:
             if self._queues.pop(request_id, None) is not None:
                 self._core.send(AbortRequests([request_id]))
 
-    async def news(self, to: Only, listener: str) -> News:
+    async def updates(self, to: Only, listener: str) -> Updates:
         """Return what is new for a front end; waits a moment where nothing is."""
         loop = self._bind()
         self._check_alive()
         if to.replica != self._name:
-            return News(self._name, [])
+            return Updates(self._name, [])
         known = self._listeners.get(listener)
         if known is None:
             known = self._listeners[listener] = _Listener()
@@ -195,7 +195,7 @@ class EngineReplica:
         messages = list(known.waiting)
         known.waiting.clear()
         known.asked_at = loop.time()
-        return News(self._name, messages)
+        return Updates(self._name, messages)
 
     async def tell(self, to: Only, data: bytes) -> None:
         """Hand the core a message that has no answer."""

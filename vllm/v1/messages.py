@@ -153,7 +153,7 @@ class HeldPrefix(msgspec.Struct, frozen=True):
     num_hits: int
 
 
-class HotPrefix(msgspec.Struct, frozen=True):
+class PopularPrefix(msgspec.Struct, frozen=True):
     """A much used prefix that one engine core holds for another to pull.
 
     Attributes:

@@ -105,7 +105,7 @@ def test_nobody_waits_for_an_engine_that_was_shut_down(build: Callable[..., Any]
     [
         (Ask(4, "AskTheStars", b"\x80"), "Nobody knows the question 'AskTheStars'"),
         (Ask(4, "AskHeld", b"\x81\xa6forget\x05"), "AskHeld is another one here"),
-        (Ask(4, "OfferHot", b"\x80"), "OfferHot is another one here"),
+        (Ask(4, "OfferPopular", b"\x80"), "OfferPopular is another one here"),
         (Ask(4, "AskHeld", b"\xc1"), "AskHeld is another one here"),
     ],
 )

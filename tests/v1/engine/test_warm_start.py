@@ -17,9 +17,9 @@ from vllm.config.kv_transfer import join_configs
 from vllm.distributed.kv_transfer.handover.sockets import find_port_range
 from vllm.exceptions import UserInputError
 from vllm.v1.engine.core_loop import CoreLoop
-from vllm.v1.engine.questions import OfferHot, PullHot
+from vllm.v1.engine.questions import OfferPopular, PullPopular
 from vllm.v1.engine.wire import Answer, FromCore
-from vllm.v1.messages import HotPrefix
+from vllm.v1.messages import PopularPrefix
 from vllm.v1.metrics.stats import PullStats
 
 pytestmark = pytest.mark.slow
@@ -86,8 +86,8 @@ class Pair:
             for i, session in enumerate((self.old, self.new))
         ]
 
-    def offer(self, max_bytes: int = GIB) -> list[HotPrefix]:
-        question = OfferHot(max_bytes)
+    def offer(self, max_bytes: int = GIB) -> list[PopularPrefix]:
+        question = OfferPopular(max_bytes)
         self.loops[0].submit(question.to_message(7))
         self.loops[0].run_once()
         answer = self.told[0].pop()
@@ -97,9 +97,9 @@ class Pair:
         return question.read(answer)
 
     def pull(
-        self, prefixes: list[HotPrefix], max_bytes: int = GIB, seconds: float = 3600.0
+        self, prefixes: list[PopularPrefix], max_bytes: int = GIB, seconds: float = 3600.0
     ) -> PullStats:
-        question = PullHot(prefixes, max_bytes, seconds)
+        question = PullPopular(prefixes, max_bytes, seconds)
         self.loops[1].submit(question.to_message(9))
         deadline = time.monotonic() + _WAIT_S
         while True:
@@ -276,7 +276,7 @@ def test_an_answer_that_ends_with_a_unit_is_offered_as_it_is_held() -> None:
             assert stop not in answer.tokens[:3]
         else:
             assert len(answer.tokens) == 4
-        offers = session.core.scheduler.connector.hooks.offer_hot(GIB)
+        offers = session.core.scheduler.connector.hooks.offer_popular(GIB)
         found.append([offer.num_tokens for offer in offers])
         session.core.withdraw_prefixes([offer.lease for offer in offers])
         session.run()

@@ -16,7 +16,7 @@ from vllm.cachelab.sim.cost import CostModel
 from vllm.cachelab.sim.engine import SimEngine
 from vllm.cachelab.sim.requests import SimRequest
 from vllm.cachelab.sim.settings import SimSettings
-from vllm.cachelab.sim.warm_up import HotPrompts, WarmUp, find_cached, pull
+from vllm.cachelab.sim.warm_up import PopularPrompts, WarmUp, find_cached, pull
 from vllm.distributed.kv_events import NullEventPublisher
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
@@ -189,7 +189,7 @@ class SimFleet:
     ) -> None:
         self._cost = cost
         self._warm_up = warm_up
-        self._hot = HotPrompts()
+        self._popular = PopularPrompts()
         # By rank, what a server that stopped handed on to the one that takes its place.
         self._handed_on: dict[int, list[SimRequest]] = {}
         # By rank, until when a server counts as fresh.
@@ -266,7 +266,7 @@ class SimFleet:
         self._open[name] = _Open(load, rank)
         self.result.placed[rank] += 1
         if self._warm_up is not None:
-            self._hot.note(load.session, load.request, rank)
+            self._popular.note(load.session, load.request, rank)
         server = self._servers[rank]
         server.engine.add(request)
         self._start(rank, server)
@@ -369,7 +369,7 @@ class SimFleet:
             self._serve(rank, then)
             return
         server.is_up = False
-        pulled, seconds = pull(server.engine, self._find_hot(rank), self._warm_up)
+        pulled, seconds = pull(server.engine, self._find_popular(rank), self._warm_up)
         self.result.pulled_bytes += pulled
         self.result.pulled_s += seconds
         self._at(self._now + seconds, lambda: self._serve(rank, then))
@@ -385,14 +385,14 @@ class SimFleet:
             self._send(load)
         then()
 
-    def _find_hot(self, rank: int) -> Iterator[SimRequest]:
+    def _find_popular(self, rank: int) -> Iterator[SimRequest]:
         """Yield what a server had before it was stopped, then what its neighbours have."""
         yield from self._handed_on.pop(rank, ())
-        for hot in self._hot.hottest():
-            other = self._servers[hot.rank]
-            if hot.rank == rank or not other.is_up:
+        for popular in self._popular.list_popular():
+            other = self._servers[popular.rank]
+            if popular.rank == rank or not other.is_up:
                 continue
-            found = find_cached(other.engine, hot.request)
+            found = find_cached(other.engine, popular.request)
             if found is not None:
                 yield found
 
@@ -414,7 +414,9 @@ class SimFleet:
         server.starts += 1
         self._balancer.lose(rank)
         if self._warm_up is not None:
-            mine = [hot.request for hot in self._hot.hottest() if hot.rank == rank]
+            mine = [
+                popular.request for popular in self._popular.list_popular() if popular.rank == rank
+            ]
             found = [find_cached(server.engine, request) for request in mine]
             self._handed_on[rank] = [request for request in found if request is not None]
         self._at(

@@ -36,30 +36,30 @@ class WarmUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Hot:
+class Popular:
     """A conversation's last prompt, and where it was sent."""
 
     request: SimRequest
     rank: int
 
 
-class HotPrompts:
+class PopularPrompts:
     """The last prompts of conversations, those asked for last at the end.
 
     Owns: the prompts.
     """
 
     def __init__(self) -> None:
-        self._by_session: OrderedDict[int, Hot] = OrderedDict()
+        self._by_session: OrderedDict[int, Popular] = OrderedDict()
 
     def note(self, session: int, request: SimRequest, rank: int) -> None:
         """A prompt was sent."""
-        self._by_session[session] = Hot(request, rank)
+        self._by_session[session] = Popular(request, rank)
         self._by_session.move_to_end(session)
         if len(self._by_session) > _MAX_CONVERSATIONS:
             self._by_session.popitem(last=False)
 
-    def hottest(self) -> Iterable[Hot]:
+    def list_popular(self) -> Iterable[Popular]:
         """Yield the prompts, those asked for last first."""
         return tuple(reversed(self._by_session.values()))
 

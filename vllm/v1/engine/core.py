@@ -59,9 +59,9 @@ class EngineCore:
         publisher = EventPublisherFactory.create(
             vllm_config.kv_events_config, vllm_config.parallel_config.data_parallel_index
         )
-        self._news: CacheChanges | None = None
+        self._changes: CacheChanges | None = None
         if vllm_config.parallel_config.data_parallel_size > 1:
-            publisher = self._news = CacheChanges(publisher)
+            publisher = self._changes = CacheChanges(publisher)
         started = time.monotonic()
         try:
             self.executor = executor_class(vllm_config)
@@ -92,7 +92,7 @@ class EngineCore:
         self._drafts = vllm_config.speculative_config is not None
         self._is_in_step = False
         self._is_woken = False
-        self._tell_news: Callable[[], None] = _tell_nobody
+        self._publish: Callable[[], None] = _tell_nobody
         self._checks_invariants = envs.VLLM_CHECK_INVARIANTS
         self._view = CacheView(self.scheduler) if envs.VLLM_SERVER_DEV_MODE else None
         report_start(vllm_config, self.kv_cache_info, self.load_s)
@@ -133,9 +133,9 @@ class EngineCore:
         tells = connector is not None and connector.bind_wake(wake)
         self._is_woken = self.executor.bind_wake(wake) and tells
 
-    def bind_news(self, tell: Callable[[], None]) -> None:
+    def bind_updates(self, tell: Callable[[], None]) -> None:
         """Have ``tell`` called, in the step's thread, when front ends must hear of the cache."""
-        self._tell_news = tell
+        self._publish = tell
 
     def find_wait_s(self) -> float:
         """Return for how long nothing need be looked at, after a step that found nothing to do."""
@@ -150,20 +150,20 @@ class EngineCore:
 
     def take_status(self) -> CoreStatus | None:
         """Drain what front ends must hear to share requests out; None: there is nothing new."""
-        if self._news is None:
+        if self._changes is None:
             return None
         connector = self.scheduler.connector
         kept = None if connector is None else connector.hooks.take_kept()
         if kept is not None:
-            self._news.note_kept(kept)
+            self._changes.note_kept(kept)
         num_running, num_waiting = self.scheduler.get_request_counts()
         unused = count_unused_blocks(self.scheduler.kv_cache_manager.block_pool)
-        return self._news.take(num_running, num_waiting, unused)
+        return self._changes.take(num_running, num_waiting, unused)
 
     def tell_all(self) -> None:
         """Let the next status say all there is."""
-        if self._news is not None:
-            self._news.tell_all()
+        if self._changes is not None:
+            self._changes.tell_all()
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests and free their blocks; unknown and finished ones are ignored."""
@@ -205,10 +205,10 @@ class EngineCore:
                 return untold, True
             settled = self._ahead.settle_if_needed()
         plan = self.scheduler.schedule()
-        if self._news is not None and self._news.has_moved:
+        if self._changes is not None and self._changes.has_moved:
             # Before the step runs: who is sent here meanwhile is told what is gone, and how far
             # others will have come when he gets his turn.
-            self._tell_news()
+            self._publish()
         if self._view is not None:
             self._view.note_step(plan)
         plan.grammar_masks = self.scheduler.get_grammar_bitmask(plan)
@@ -317,7 +317,7 @@ class EngineCore:
 
 
 def _tell_nobody() -> None:
-    """Nobody has asked for news yet."""
+    """Nobody has asked for updates yet."""
 
 
 def _make_block_hasher(vllm_config: VllmConfig, unit: int) -> Callable[[Request], Any] | None:

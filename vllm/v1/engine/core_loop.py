@@ -66,8 +66,8 @@ class SteppedCore(Protocol):
     def bind_wake(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, from any thread, when waiting requests may have come on."""
 
-    def bind_news(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called, by the step loop, when there are news of the cache in a step."""
+    def bind_updates(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called, by the step loop, when there are updates of the cache in a step."""
 
     def find_wait_s(self) -> float:
         """Return for how long nothing need be looked at, after a step that found nothing to do."""
@@ -153,7 +153,7 @@ class CoreLoop:
             Shutdown: self._stop,
         }
         core.bind_wake(self.wake)
-        core.bind_news(self._emit_news)
+        core.bind_updates(self._publish_updates)
 
     def submit(self, message: ToCore, client: int = 0) -> None:
         """Hand in a message of a front end, from one thread for each."""
@@ -210,7 +210,7 @@ class CoreLoop:
         self._progress.tick()
         outputs, self._did_work = self._core.step()
         # First: who reads an answer and goes on must find its prefix known.
-        self._emit_news()
+        self._publish_updates()
         self._emit_answers()
         for request_id, error in self._core.take_refusals():
             # To all: those that do not know it pass over it.
@@ -220,7 +220,7 @@ class CoreLoop:
         for client, client_outputs in outputs.items():
             self._emit_to(client, StepOutputs(client_outputs))
 
-    def _emit_news(self) -> None:
+    def _publish_updates(self) -> None:
         changes = self._core.take_status()
         if changes is not None:
             self._emit(changes)
@@ -268,7 +268,7 @@ class CoreLoop:
 
     def _ask(self, message: Ask, client: int) -> None:
         self._core.answer(message, lambda answer: self._answers.append((client, answer)))
-        self._emit_news()
+        self._publish_updates()
         self._emit_answers()
 
     def _emit_answers(self) -> None:
@@ -278,7 +278,7 @@ class CoreLoop:
 
     def _tell_all(self, _message: TellAll, _client: int) -> None:
         self._core.tell_all()
-        self._emit_news()
+        self._publish_updates()
 
     def _stop(self, _message: Shutdown, _client: int) -> None:
         self._stopped = True

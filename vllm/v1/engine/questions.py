@@ -18,7 +18,7 @@ import msgspec
 
 from vllm.exceptions import EngineError, UserInputError, VllmError
 from vllm.v1.engine.wire import Answer, Ask, ErrorInfo
-from vllm.v1.messages import HeldPrefix, HotPrefix
+from vllm.v1.messages import HeldPrefix, PopularPrefix
 from vllm.v1.metrics.stats import PullStats
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class ViewCache(Question[CacheSnapshot], frozen=True):
         return replies[0] if replies else CacheSnapshot(b"", 0.0)
 
 
-class OfferHot(Question[list[HotPrefix]], frozen=True):
+class OfferPopular(Question[list[PopularPrefix]], frozen=True):
     """Hold the prefixes used most for another core to pull, the most used first.
 
     Attributes:
@@ -246,18 +246,18 @@ class OfferHot(Question[list[HotPrefix]], frozen=True):
 
     max_bytes: int
 
-    def answer(self, core: AskedCore, tell: Callable[[list[HotPrefix]], None]) -> None:
+    def answer(self, core: AskedCore, tell: Callable[[list[PopularPrefix]], None]) -> None:
         """Hold them; nothing where caches are not shared."""
         connector = core.scheduler.connector
-        tell([] if connector is None else list(connector.hooks.offer_hot(self.max_bytes)))
+        tell([] if connector is None else list(connector.hooks.offer_popular(self.max_bytes)))
 
-    def merge(self, replies: Sequence[list[HotPrefix]]) -> list[HotPrefix]:
+    def merge(self, replies: Sequence[list[PopularPrefix]]) -> list[PopularPrefix]:
         """Those of all, the most used first."""
         offers = [prefix for reply in replies for prefix in reply]
         return sorted(offers, key=lambda prefix: -prefix.weight)
 
 
-class PullHot(Question[PullStats], frozen=True):
+class PullPopular(Question[PullStats], frozen=True):
     """Pull prefixes that others hold; the reply comes when that has ended.
 
     Attributes:
@@ -266,7 +266,7 @@ class PullHot(Question[PullStats], frozen=True):
         seconds: For how long.
     """
 
-    prefixes: list[HotPrefix]
+    prefixes: list[PopularPrefix]
     max_bytes: int
     seconds: float
 
@@ -276,7 +276,7 @@ class PullHot(Question[PullStats], frozen=True):
         if connector is None or not self.prefixes:
             tell(PullStats())
         else:
-            connector.hooks.take_hot(self.prefixes, self.max_bytes, self.seconds, tell)
+            connector.hooks.take_popular(self.prefixes, self.max_bytes, self.seconds, tell)
 
     def merge(self, replies: Sequence[PullStats]) -> PullStats:
         """The only one: a new core pulls alone."""

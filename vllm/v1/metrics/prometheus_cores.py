@@ -34,7 +34,7 @@ class CoreMetrics(PrometheusSink):
     def record(
         self, scheduler_stats: SchedulerStats | None, _iteration_stats: IterationStats | None
     ) -> None:
-        """Take in one step, or the news of a death."""
+        """Take in one step, or a death."""
         if scheduler_stats is None:
             return
         self._show(self._up, 0 if scheduler_stats.is_lost else 1)

@@ -9,13 +9,13 @@ from uuid import uuid4
 from typing_extensions import override
 
 from vllm.distributed.kv_transfer.handover.connector import TcpConnector
-from vllm.distributed.kv_transfer.handover.hot_loads import HotLoads
 from vllm.distributed.kv_transfer.handover.orders import HandoverReport
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
+from vllm.distributed.kv_transfer.handover.popular_loads import PopularLoads
 from vllm.distributed.kv_transfer.own_loads import stand_in
 from vllm.distributed.kv_transfer.used_prefixes import WarmList
 from vllm.exceptions import UserInputError
-from vllm.v1.messages import HotPrefix
+from vllm.v1.messages import PopularPrefix
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -39,7 +39,7 @@ class NeighbourConnector(TcpConnector):
     Owns: what is used most, and the pull that runs, besides.
     """
 
-    _hot: HotLoads
+    _popular: PopularLoads
 
     shares_caches = True
 
@@ -50,7 +50,7 @@ class NeighbourConnector(TcpConnector):
         self._unit = self._unit_of(manager.kv_cache_config)
         self._block_bytes = _block_bytes(manager.kv_cache_config)
         self._used = WarmList(_MAX_FOLLOWED)
-        self._hot = HotLoads(manager, self._unit, self._block_bytes)
+        self._popular = PopularLoads(manager, self._unit, self._block_bytes)
 
     def on_new_request(self, request: Request) -> None:
         """Refuse to transfer what a client says, unless another connector is asked.
@@ -67,15 +67,15 @@ class NeighbourConnector(TcpConnector):
 
     def has_pending_work(self) -> bool:
         """Whether something is held, given back or pulled, or orders wait for a step."""
-        return self._hot.is_busy or super().has_pending_work()
+        return self._popular.is_busy or super().has_pending_work()
 
     # ---- giving ------------------------------------------------------------------------------
 
-    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
+    def offer_popular(self, max_bytes: int) -> Sequence[PopularPrefix]:
         """Hold the prefixes used most, for a neighbour to pull; the most used first."""
         pool = self._manager.block_pool
         room = min(max_bytes // self._block_bytes, int(pool.num_gpu_blocks * _MAX_HELD_SHARE))
-        offers: list[HotPrefix] = []
+        offers: list[PopularPrefix] = []
         held: set[int] = set()
         told: set[bytes] = set()
         for number, used in enumerate(self._used.choose({}, _MAX_FOLLOWED)):
@@ -99,7 +99,7 @@ class NeighbourConnector(TcpConnector):
         return offers
 
     def _stand_in(self, hashes: Sequence[bytes]) -> Request:
-        return stand_in(f"hot-{uuid4().hex}", hashes, self._unit)
+        return stand_in(f"popular-{uuid4().hex}", hashes, self._unit)
 
     def _list_ends(self, hashes: Sequence[bytes]) -> list[int]:
         """Return where a prompt like this one can be resumed, in units, ascending."""
@@ -116,23 +116,23 @@ class NeighbourConnector(TcpConnector):
 
     # ---- taking ------------------------------------------------------------------------------
 
-    def take_hot(
+    def take_popular(
         self,
-        prefixes: Sequence[HotPrefix],
+        prefixes: Sequence[PopularPrefix],
         max_bytes: int,
         seconds: float,
         tell: Callable[[PullStats], None],
     ) -> None:
         """Pull prefixes that neighbours hold, in order, within a budget."""
-        self._hot.add(prefixes, max_bytes, seconds, tell)
+        self._popular.add(prefixes, max_bytes, seconds, tell)
 
     def begin_own_loads(self) -> None:
         """Begin the next pull."""
-        self._hot.begin(self._orders)
+        self._popular.begin(self._orders)
 
     def take_pull_stats(self) -> PullStats | None:
         """Return what was pulled since the last call."""
-        return self._hot.take_stats()
+        return self._popular.take_stats()
 
     @override
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -141,20 +141,20 @@ class NeighbourConnector(TcpConnector):
             (connector_output.failed_recving, True),
         ):
             for request_id in tuple(request_ids or ()):
-                if self._hot.settle(request_id, self._orders, has_failed=has_failed):
+                if self._popular.settle(request_id, self._orders, has_failed=has_failed):
                     # No request waits for it.
                     request_ids.remove(request_id)  # type: ignore[union-attr]
         super().update_connector_output(connector_output)
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, HandoverReport):
             # Of several workers the others give up, too.
-            self._orders.cancelled += filter(self._hot.is_loading, report.failed)
+            self._orders.cancelled += filter(self._popular.is_loading, report.failed)
 
 
 def _describe(
     hashes: list[bytes], conversation: tuple[int, float], remote: RemotePrefix, num_blocks: int
-) -> HotPrefix:
-    return HotPrefix(
+) -> PopularPrefix:
+    return PopularPrefix(
         hashes,
         conversation[0],
         remote.engine_id,

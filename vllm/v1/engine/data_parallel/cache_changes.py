@@ -78,10 +78,10 @@ class CacheChanges(EventPublisher):
                 self._clear()
         self._publisher.publish(batch)
 
-    def note_kept(self, news: KeptPrefixes) -> None:
+    def note_kept(self, updates: KeptPrefixes) -> None:
         """Note what tiers behind the pool gained and lost."""
-        self._kept_step = news.group_tokens
-        for shorts_by_kind, is_there in ((news.stored, True), (news.removed, False)):
+        self._kept_step = updates.group_tokens
+        for shorts_by_kind, is_there in ((updates.stored, True), (updates.removed, False)):
             for kind, shorts in shorts_by_kind.items():
                 for short in shorts:
                     key = (kind, short)

@@ -50,7 +50,7 @@ class PrefixDirectory:
     but for *holes*, which it names. So a lookup halves its way to where each replica's rows end:
     its steps grow with the logarithm of the prompt. Forgetting a replica takes no time: its bit is
     retired, another one stands for it from then on, and the entries lose the old one a table at a
-    time while news come.
+    time while updates come.
 
     Not thread-safe. Takes about 130 bytes a prefix and group, whatever the number of replicas.
 

@@ -16,10 +16,10 @@ from vllm.v1.core.kv_cache_utils import BlockHash, get_request_block_hasher, ini
 from vllm.v1.core.retention.donors import MIN_GAIN_TOKENS
 from vllm.v1.engine.data_parallel.directory import CacheShape, PrefixDirectory, fill_bits
 from vllm.v1.engine.data_parallel.in_flight import InFlight
-from vllm.v1.engine.data_parallel.news import NewsFollower
 from vllm.v1.engine.data_parallel.policy import Counts, Loads, choose
 from vllm.v1.engine.data_parallel.recent_work import RecentWork
 from vllm.v1.engine.data_parallel.short_hash import shorten_all, shorten_kept
+from vllm.v1.engine.data_parallel.updates import UpdateFollower
 from vllm.v1.engine.wire import CoreStatus, KVCacheInfo
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest, PrefillStats
 from vllm.v1.request import Request
@@ -80,7 +80,7 @@ class Router:
         # What tiers behind the caches hold; None: nobody said that there are any.
         self._kept: PrefixDirectory | None = None
         self._in_flight = InFlight(num)
-        self._followers = [NewsFollower() for _ in range(num)]
+        self._followers = [UpdateFollower() for _ in range(num)]
         # As the replicas said last.
         self._serves = np.ones(num, np.bool_)
         self._is_sure = np.ones(num, np.bool_)
@@ -285,7 +285,7 @@ class Router:
         own = CoreStatus(0, 0, 0, change.is_cleared, stored=change.kept, removed=change.unkept)
         self._kept.apply(rank, own)
 
-    def check_news(self, now: float | None = None) -> list[int]:
+    def check_updates(self, now: float | None = None) -> list[int]:
         """Return the cores that must say everything again, now; to be called now and then."""
         now = time.monotonic() if now is None else now
         with self._lock:
@@ -331,7 +331,7 @@ class Router:
             self._set_serving(rank, False)
             self._recent.forget(rank)
             self._drop(rank)
-            self._followers[rank] = NewsFollower()
+            self._followers[rank] = UpdateFollower()
             self._is_sure[rank] = self._is_heard[rank] = True
             self._note_beliefs()
             self._in_flight.note_reported(rank, 0)
@@ -371,7 +371,7 @@ class Router:
         """Make room for one more core, which serves, and return its rank."""
         with self._lock:
             self._in_flight.add_replica()
-            self._followers.append(NewsFollower())
+            self._followers.append(UpdateFollower())
             full = self._tokens_of(self._settings.num_blocks)
             self._serves = np.append(self._serves, True)
             self._is_sure = np.append(self._is_sure, True)
@@ -395,9 +395,9 @@ class Router:
 def _compare(stats: PrefillStats, predicted: int, doubt: str) -> PrefillStats:
     """Return where a prompt's tokens came from, with what had been foretold.
 
-    Why they differ: "waited", the prefix was being computed for another request; "unsure", news of
-    the core were missing; "bypassed", the request reads no cache; "late", it was computed
-    meanwhile, or news were on their way; "evicted", it went meanwhile.
+    Why they differ: "waited", the prefix was being computed for another request; "unsure", updates
+    of the core were missing; "bypassed", the request reads no cache; "late", it was computed
+    meanwhile, or updates were on their way; "evicted", it went meanwhile.
     """
     actual = stats.num_cached_tokens - stats.num_external_tokens
     if actual == predicted:

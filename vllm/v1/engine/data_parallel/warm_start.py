@@ -6,9 +6,9 @@ from typing import Any
 
 from vllm.exceptions import VllmError
 from vllm.logger import init_logger
-from vllm.v1.engine.questions import OfferHot, PullHot, Question, Reply
+from vllm.v1.engine.questions import OfferPopular, PullPopular, Question, Reply
 from vllm.v1.engine.wire import Answer
-from vllm.v1.messages import HotPrefix
+from vllm.v1.messages import PopularPrefix
 from vllm.v1.metrics.stats import PullStats
 
 logger = init_logger(__name__)
@@ -24,9 +24,9 @@ MARGIN_S = 10.0
 Asker = Callable[[Question[Any]], Future[Answer]]
 
 
-def share_out(prefixes: Sequence[HotPrefix], num_takers: int) -> list[list[HotPrefix]]:
+def share_out(prefixes: Sequence[PopularPrefix], num_takers: int) -> list[list[PopularPrefix]]:
     """Return what each of several takers shall pull: conversations in turns, each as a whole."""
-    shares: list[list[HotPrefix]] = [[] for _ in range(num_takers)]
+    shares: list[list[PopularPrefix]] = [[] for _ in range(num_takers)]
     for prefix in prefixes:
         shares[prefix.conversation % num_takers].append(prefix)
     return shares
@@ -46,13 +46,13 @@ def pull_from_neighbours(
     Returns:
         What came of it; None: nobody had anything, or an answer did not come.
     """
-    question = OfferHot(max_bytes)
+    question = OfferPopular(max_bytes)
     asked = [ask(question) for ask in neighbours[:MAX_NEIGHBOURS]]
     offers = [_wait(question, call, ASK_S) for call in asked]
     wanted = question.merge([offer for offer in offers if offer is not None])
     if not wanted:
         return None
-    pull = PullHot(wanted, max_bytes, seconds)
+    pull = PullPopular(wanted, max_bytes, seconds)
     return _wait(pull, new(pull), seconds + MARGIN_S)
 
 

@@ -14,7 +14,7 @@ from vllm.v1.metrics.stats import PullStats
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.tier_view import TiersView
-    from vllm.v1.messages import HotPrefix
+    from vllm.v1.messages import PopularPrefix
     from vllm.v1.metrics.stats import OffloadStats
     from vllm.v1.request import Request
 
@@ -85,13 +85,13 @@ class ConnectorHooks:
         """Take blocks for prefixes that no request asked for; called while a step is scheduled."""
         return
 
-    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
+    def offer_popular(self, max_bytes: int) -> Sequence[PopularPrefix]:
         """Hold what is used most for another engine core to pull; the most used first."""
         return ()
 
-    def take_hot(
+    def take_popular(
         self,
-        prefixes: Sequence[HotPrefix],
+        prefixes: Sequence[PopularPrefix],
         max_bytes: int,
         seconds: float,
         tell: Callable[[PullStats], None],
@@ -165,19 +165,19 @@ class JoinedHooks(ConnectorHooks):
         for part in self._parts:
             part.begin_own_loads()
 
-    def offer_hot(self, max_bytes: int) -> Sequence[HotPrefix]:
+    def offer_popular(self, max_bytes: int) -> Sequence[PopularPrefix]:
         """Have the one that shares caches hold what is used most."""
-        return self._sharing.offer_hot(max_bytes)
+        return self._sharing.offer_popular(max_bytes)
 
-    def take_hot(
+    def take_popular(
         self,
-        prefixes: Sequence[HotPrefix],
+        prefixes: Sequence[PopularPrefix],
         max_bytes: int,
         seconds: float,
         tell: Callable[[PullStats], None],
     ) -> None:
         """Have the one that shares caches pull."""
-        self._sharing.take_hot(prefixes, max_bytes, seconds, tell)
+        self._sharing.take_popular(prefixes, max_bytes, seconds, tell)
 
     def take_pull_stats(self) -> PullStats | None:
         """Return what that one pulled."""

@@ -27,7 +27,7 @@ class Heard:
     asks: bool = False
 
 
-class NewsFollower:
+class UpdateFollower:
     """Puts the messages of one replica in order.
 
     A message that is late is waited for a moment, a doubled one passed over; where one is lost,

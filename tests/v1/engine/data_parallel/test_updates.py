@@ -1,4 +1,4 @@
-"""News over a bad channel: what is believed is what the replica last said, or nothing is."""
+"""Updates over a bad channel: what is believed is what the replica last said, or nothing is."""
 
 import pytest
 from hypothesis import settings
@@ -14,8 +14,8 @@ from vllm.distributed.kv_events import (
 )
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges
 from vllm.v1.engine.data_parallel.directory import CacheShape
-from vllm.v1.engine.data_parallel.news import NewsFollower
 from vllm.v1.engine.data_parallel.router import Router, RouterSettings
+from vllm.v1.engine.data_parallel.updates import UpdateFollower
 from vllm.v1.engine.wire import CoreStatus
 
 UNIT = 32
@@ -27,7 +27,7 @@ def status(number: int, epoch: int = 7, **fields) -> CoreStatus:
 
 
 def test_late_and_doubled_messages_are_put_in_order() -> None:
-    follower = NewsFollower()
+    follower = UpdateFollower()
     first, second, third = (status(i) for i in range(3))
     assert follower.take(first, 0.0).changes == [first]
     assert follower.take(third, 0.1).changes == []
@@ -39,7 +39,7 @@ def test_late_and_doubled_messages_are_put_in_order() -> None:
 
 
 def test_a_lost_message_is_asked_for_once_in_a_while_and_nothing_is_believed_meanwhile() -> None:
-    follower = NewsFollower()
+    follower = UpdateFollower()
     follower.take(status(0), 0.0)
     assert not follower.take(status(2), 1.0).asks
     assert follower.is_sure
@@ -56,14 +56,14 @@ def test_a_lost_message_is_asked_for_once_in_a_while_and_nothing_is_believed_mea
 
 
 def test_another_start_is_another_cache() -> None:
-    follower = NewsFollower()
+    follower = UpdateFollower()
     follower.take(status(0), 0.0)
     heard = follower.take(status(0, epoch=8), 0.0)
     assert heard.forgets
     assert len(heard.changes) == 1
     # Somebody who spoke before anybody listened is asked at once.
-    assert NewsFollower().take(status(3), 0.0).asks
-    assert not NewsFollower().take(status(3, is_cleared=True), 0.0).asks
+    assert UpdateFollower().take(status(3), 0.0).asks
+    assert not UpdateFollower().take(status(3, is_cleared=True), 0.0).asks
 
 
 class Replica:
@@ -151,7 +151,7 @@ class BadChannel(RuleBasedStateMachine):
     @rule()
     def time_passes(self) -> None:
         self.now += 0.3
-        self.asks |= set(self.router.check_news(self.now))
+        self.asks |= set(self.router.check_updates(self.now))
 
     @precondition(lambda self: self.asks)
     @rule()

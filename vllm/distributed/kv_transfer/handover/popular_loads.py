@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, LoadOrd
 from vllm.distributed.kv_transfer.handover.params import RemotePrefix
 from vllm.distributed.kv_transfer.own_loads import OwnLoads, stand_in
 from vllm.logger import init_logger
-from vllm.v1.messages import HotPrefix
+from vllm.v1.messages import PopularPrefix
 from vllm.v1.metrics.stats import PullStats
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ _PAUSE = 1.0
 @dataclass(slots=True)
 class _Loading:
     name: str
-    prefix: HotPrefix
+    prefix: PopularPrefix
     num_blocks: int
     began: float
 
 
-class HotLoads:
+class PopularLoads:
     """Pulls prefixes one after another, into blocks that hold nothing anybody asked to keep.
 
     Owns: what was offered, the load that runs, the budget that is left.
@@ -61,7 +61,7 @@ class HotLoads:
         self._unit = unit
         self._block_bytes = block_bytes
         self._clock = clock
-        self._waiting: deque[HotPrefix] = deque()
+        self._waiting: deque[PopularPrefix] = deque()
         self._loading: _Loading | None = None
         self._began = self._deadline = self._next_at = 0.0
         self._bytes_left = 0
@@ -83,7 +83,7 @@ class HotLoads:
 
     def add(
         self,
-        prefixes: Sequence[HotPrefix],
+        prefixes: Sequence[PopularPrefix],
         max_bytes: int,
         seconds: float,
         tell: Callable[[PullStats], None],
@@ -121,9 +121,9 @@ class HotLoads:
         if self._loading is None:
             self._report(now)
 
-    def _begin(self, prefix: HotPrefix, orders: HandoverOrders, now: float) -> None:
+    def _begin(self, prefix: PopularPrefix, orders: HandoverOrders, now: float) -> None:
         manager, pool = self._manager, self._manager.block_pool
-        name = f"hot-{uuid4().hex}"
+        name = f"popular-{uuid4().hex}"
         request = stand_in(name, prefix.hashes, self._unit)
         local = manager.look_up(request)
         # Nothing that is cached goes for it, and nobody who runs is held up.
@@ -185,7 +185,7 @@ class HotLoads:
         return stats
 
 
-def _remote(prefix: HotPrefix) -> RemotePrefix:
+def _remote(prefix: PopularPrefix) -> RemotePrefix:
     return RemotePrefix(
         prefix.engine_id,
         prefix.instance,
