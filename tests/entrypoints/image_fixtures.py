@@ -2,6 +2,8 @@
 
 import base64
 import io
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -100,3 +102,20 @@ def base64_of(pixels: Any, kind: str = "PNG", **options: Any) -> str:
 def url_of(pixels: Any, kind: str = "PNG", mime: str = "image/png", **options: Any) -> str:
     """Return a file of pixels as a data URL."""
     return f"data:{mime};base64,{base64_of(pixels, kind, **options)}"
+
+
+def png_header(width: int, height: int) -> bytes:
+    """Return a small PNG file whose header claims a size."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = zlib.compress(b"\0" * 1000)
+    chunks = [(b"IHDR", head), (b"IDAT", data), (b"IEND", b"")]
+    framed = [
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+
+
+def url_of_size(width: int, height: int) -> str:
+    """Return a file that claims a size as a data URL."""
+    return f"data:image/png;base64,{base64.b64encode(png_header(width, height)).decode()}"

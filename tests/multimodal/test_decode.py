@@ -1,8 +1,6 @@
 """Files become pixels by one rule; broken, huge and foreign ones are refused."""
 
 import io
-import struct
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.entrypoints.image_fixtures import png_header
 from vllm.exceptions import UserInputError
 from vllm.multimodal.decode import DecodeRules, decode_image, pixels_of
 
@@ -97,23 +96,12 @@ def test_of_many_frames_the_first_is_read(kind: str) -> None:
     assert np.abs(decode_image(file, _RULES).astype(int) - 250).max() <= 1
 
 
-def _png_header(width: int, height: int) -> bytes:
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = zlib.compress(b"\0" * 1000)
-    chunks = [(b"IHDR", head), (b"IDAT", data), (b"IEND", b"")]
-    framed = [
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
-
-
 @pytest.mark.parametrize(
     "size", [(30_000, 30_000), (9_000, 9_000), (1, 40_000_001), (2**31 - 1, 2)]
 )
 def test_a_bomb_is_refused_from_its_header(size: tuple[int, int]) -> None:
     with pytest.raises(UserInputError, match="40000000"):
-        decode_image(_png_header(*size), _RULES)
+        decode_image(png_header(*size), _RULES)
 
 
 def test_a_picture_of_a_thousand_scans_is_refused() -> None:
@@ -136,8 +124,8 @@ def test_a_picture_of_a_thousand_scans_is_refused() -> None:
         b"8BPS\0\1" + b"\0" * 40,
         b"P6 2 2 255 " + b"\0" * 12,
         b"\x89PNG\r\n\x1a\n",
-        _png_header(20, 20),
-        _png_header(0, 20),
+        png_header(20, 20),
+        png_header(0, 20),
     ],
 )
 def test_what_is_no_whole_picture_of_a_known_format_is_refused(data: bytes) -> None:

@@ -85,7 +85,7 @@ def decode_image(data: bytes, rules: DecodeRules) -> Pixels:
     try:
         image = pillow.open(io.BytesIO(data), formats=FORMATS)
     except pillow.DecompressionBombError as error:
-        raise UserInputError(_too_large(rules.max_pixels), "messages") from error
+        raise _too_large("", rules) from error
     except pillow.UnidentifiedImageError as error:
         raise UserInputError(
             f"is no picture of a format that is read: use {', '.join(FORMATS)}", "messages"
@@ -160,15 +160,13 @@ def _read(image: Image.Image, rules: DecodeRules) -> Pixels:
     if width < 1 or height < 1:
         raise UserInputError("has no pixels", "messages")
     if width * height > rules.max_pixels:
-        raise UserInputError(
-            f"has {width} x {height} pixels, {_too_large(rules.max_pixels)}", "messages"
-        )
+        raise _too_large(f"{width} x {height} pixels, ", rules)
     try:
         image.load()
         turned = operations.exif_transpose(image)
         return np.array(_flatten(turned, rules.background, pillow))
     except pillow.DecompressionBombError as error:
-        raise UserInputError(_too_large(rules.max_pixels), "messages") from error
+        raise _too_large("", rules) from error
     except _BROKEN as error:
         raise _broken(error) from error
 
@@ -193,8 +191,9 @@ def _flatten(image: Image.Image, background: tuple[int, int, int], pillow: Any) 
     return image.convert("RGB")
 
 
-def _too_large(max_pixels: int) -> str:
-    return f"more than the {max_pixels} that are read: send it smaller"
+def _too_large(size: str, rules: DecodeRules) -> UserInputError:
+    most = f"more than the {rules.max_pixels} pixels that are read"
+    return UserInputError(f"has {size}{most}: send it smaller", "messages")
 
 
 def _broken(error: BaseException) -> UserInputError:

@@ -417,4 +417,4 @@ def _check_known(rest: Mapping[str, Any], known: str) -> None:
 
 
 def _too_long(width: int, height: int, what: str) -> UserInputError:
-    return UserInputError(f"a picture of {width} x {height} pixels {what}: crop it.", "messages")
+    return UserInputError(f"has {width} x {height} pixels: it {what}; crop it", "messages")

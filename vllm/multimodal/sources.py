@@ -47,7 +47,8 @@ def read_url(url: str) -> Origin:
             raise UserInputError("is a data URL without a comma before its data", "messages")
         if not url[:comma].lower().endswith(";base64"):
             raise UserInputError(
-                "is a data URL that is not base64: write data:image/png;base64,...", "messages"
+                "is a data URL that is not base64: write data:image/png;base64, and then the data",
+                "messages",
             )
         return Origin(data=url[comma + 1 :])
     if head.startswith(_FILE):
@@ -72,6 +73,12 @@ def decode_base64(text: str) -> bytes:
     """
     if len(text) > _MAX_BASE64_CHARS:
         raise _too_many_bytes()
+    if text[: len(_DATA)].lower() == _DATA:
+        raise UserInputError(
+            "has a data URL where base64 alone must stand: leave out what is before its comma, and "
+            "the comma",
+            "messages",
+        )
     try:
         compact = text.translate(_WHITESPACE) if _has_whitespace(text) else text
         data = base64.b64decode(compact, validate=True)

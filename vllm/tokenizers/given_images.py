@@ -170,8 +170,8 @@ def read_image_part(
         raise UnsupportedFeatureError(f"{where} has type {kind!r}: {_NOT_SERVED[kind]}.", param)
     if part.get("file_id") is not None:
         raise UnsupportedFeatureError(
-            f"{where}.file_id names a stored file, and none are stored for pictures: send "
-            "image_url with data:image/png;base64,...",
+            f"{where}.file_id names a stored file, and none are stored for pictures: send the "
+            "picture itself as image_url (data:image/png;base64,...).",
             param,
         )
     value = next((part[name] for name in (*_UNTYPED, "url") if part.get(name) is not None), None)

@@ -15,23 +15,32 @@ from vllm.exceptions import UserInputError
 from vllm.multimodal.families import ImageText
 
 
-def expand_markers(rendered: str, text: ImageText, num_tokens: Sequence[int]) -> str:
+def expand_markers(
+    rendered: str, text: ImageText, num_tokens: Sequence[int], *, is_of_chat: bool = True
+) -> str:
     """Return a prompt whose markers have become what stands for the pictures, in their order.
 
     Args:
         rendered: The prompt with a marker for each picture.
         text: The family's.
         num_tokens: Soft tokens of each picture.
+        is_of_chat: Whether a chat template wrote the markers, and not the client.
 
     Raises:
         UserInputError: There are more or fewer markers than pictures.
     """
     pieces = rendered.split(text.marker)
     num_markers = len(pieces) - 1
+    if num_markers != len(num_tokens) and not is_of_chat:
+        raise UserInputError(
+            f"The prompt has {num_markers} markers ({text.marker}) for {len(num_tokens)} "
+            "picture(s): write one where each picture stands.",
+            "prompt",
+        )
     if num_markers != len(num_tokens):
         shown = "drops some of them" if num_markers < len(num_tokens) else "writes more"
         raise UserInputError(
-            f"The messages have {len(num_tokens)} pictures, but the prompt has {num_markers} "
+            f"The messages have {len(num_tokens)} picture(s), but the prompt has {num_markers} "
             f"places for them ({text.marker}): the chat template {shown}.",
             "messages",
         )

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.entrypoints.image_fixtures import (
     picture,
     tokenizer_of,
     url_of,
+    url_of_size,
 )
 from tests.entrypoints.openai.conftest import Served
 from tests.entrypoints.openai.fake_engine import FakeEngine
@@ -304,11 +306,12 @@ async def test_completions_have_a_marker_for_each_picture(serve: Any) -> None:
         assert answer.status_code == 200, answer.text
         assert (served.engine.jobs[-1][0], last_images(served)) == (token_ids, images)
     shorter = [*token_ids[: images[0].offset], *token_ids[images[0].offset + 1 :]]
-    for prompt, why in (("no marker", "0 places"), (shorter, "69"), (text + text, "2 places")):
+    for prompt, why in (("no marker", "0 markers"), (shorter, "69"), (text + text, "2 markers")):
         body = {"prompt": prompt, "multi_modal_data": data, "max_tokens": 4}
         answer = await served.client.post("/v1/completions", json=body)
         assert answer.status_code == 400, prompt
         assert why in answer.text
+        assert answer.json()["error"]["param"] == "prompt"
 
 
 async def test_tokenize_and_kept_prefixes_count_soft_tokens(serve: Any) -> None:
@@ -349,6 +352,10 @@ async def test_tokenize_and_kept_prefixes_count_soft_tokens(serve: Any) -> None:
         ({"type": "image_url", "image_url": url_of(picture(0, 300, 1))}, "200 times"),
         ({"type": "image_url", "image_url": url_of(picture())[:-400]}, "cut off"),
         ({"type": "image_url", "image_url": "x:y", "uuid": ""}, "uuid"),
+        ({"type": "image_url", "image_url": "data:image/png,abc"}, "not base64"),
+        ({"type": "image_url", "image_url": "data:image/png;base64,data:abc"}, "data URL where"),
+        ({"type": "image_url", "image_url": url_of_size(30_000, 30_000)}, "40000000 pixels"),
+        ({"type": "image_url", "image_url": url_of_size(9_000, 9_000)}, "9000 x 9000 pixels, more"),
         ({"type": "image_url", "image_url": None, "uuid": "never"}, "never"),
     ],
 )
@@ -362,8 +369,10 @@ async def test_what_is_wrong_with_a_picture_is_told_with_its_place(
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"] == "messages"
-    assert "messages[0].content[1]" in error["message"]
     assert why in error["message"]
+    # One sentence about the part.
+    said = r"messages\[0\]\.content\[1\]\S* (is|has|holds|names|must|cannot|the) .*[^.]\."
+    assert re.fullmatch(said, error["message"]), error["message"]
     assert served.engine.jobs == []
 
 

@@ -161,7 +161,7 @@ def place_images(
     if isinstance(prompt, str):
         # Runs that are expanded already have no marker, or as many as they have soft tokens.
         if prompt.count(family.text.marker) != sum(counts) or sum(counts) == len(counts):
-            prompt = expand_markers(prompt, family.text, counts)
+            prompt = expand_markers(prompt, family.text, counts, is_of_chat=False)
         token_ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
     else:
         token_ids = _expand_ids(list(prompt), counts, family, tokenizer)
