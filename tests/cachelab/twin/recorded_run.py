@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine.cache_trace import make_scheduler
+from vllm.v1.engine.scheduler_choice import make_scheduler
 from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.outputs import DraftTokenIds, FinishedStep, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus

@@ -8,7 +8,7 @@ from vllm.config import SchedulerConfig, VllmConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.tenants import Tenant, TenantsConfig
 from vllm.exceptions import ConfigError
-from vllm.v1.engine.cache_trace import make_scheduler
+from vllm.v1.engine.scheduler_choice import make_scheduler
 
 
 def test_tenants_are_not_recorded() -> None:

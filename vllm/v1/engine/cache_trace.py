@@ -17,7 +17,6 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.config.kv_transfer import OFFLOADING_CONNECTOR
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.step_builder import SchedulerLimits
 from vllm.v1.engine.kv_cache_setup import KVCachePlan
@@ -33,8 +32,8 @@ _SPECULATIVE = ("model", "num_speculative_tokens", "method", "stale_row")
 _MAX_VALUE_CHARS = 4096
 
 
-def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> Scheduler:
-    """Return the scheduler, one that records if that was asked for.
+def make_recorded_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> Scheduler:
+    """Return a scheduler that records.
 
     Args:
         vllm_config: All configuration.
@@ -45,17 +44,13 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
         ConfigError: The trace cannot be written, or does not go with a KV connector or tenants.
     """
     observability = vllm_config.observability_config
-    parts["block_size"] = plan.unit
-    is_ahead = vllm_config.scheduler_config.async_scheduling
-    if observability.cache_trace is None:
-        make = AsyncScheduler if is_ahead else Scheduler
-        return make(vllm_config, plan.scheduler_config, **parts)
     _check_connector(vllm_config)
     if vllm_config.scheduler_config.tenants is not None:
         raise ConfigError(
             "cache_trace does not record whose requests they are, which decides about the cache "
             "with tenants: leave one of them out."
         )
+    assert observability.cache_trace is not None
     path = Path(observability.cache_trace)
     limits = SchedulerLimits.from_config(vllm_config)
     recorder = CacheRecorder(
@@ -65,6 +60,7 @@ def make_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts: Any) -> 
         num_drafts=limits.num_spec_tokens,
     )
     logger.info("What the prefix cache sees is recorded in %s (hashes only, no text).", path)
+    is_ahead = vllm_config.scheduler_config.async_scheduling
     make_recorded = RecordedAsyncScheduler if is_ahead else RecordedScheduler
     return make_recorded(recorder, vllm_config, plan.scheduler_config, **parts)
 

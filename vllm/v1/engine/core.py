@@ -15,10 +15,10 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine.cache_trace import make_scheduler
 from vllm.v1.engine.data_parallel.cache_changes import CacheChanges, count_unused_blocks
 from vllm.v1.engine.kv_cache_setup import KVCachePlan, describe_kv_cache, plan_kv_cache
 from vllm.v1.engine.questions import answer_message
+from vllm.v1.engine.scheduler_choice import make_scheduler
 from vllm.v1.engine.startup_report import report_model, report_start
 from vllm.v1.engine.step_ahead import StepAhead
 from vllm.v1.engine.wire import Answer, Ask, CoreStatus, KVCacheInfo
