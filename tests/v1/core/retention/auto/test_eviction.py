@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vllm.v1.core.retention.auto.eviction import STALE_POOLS, Rule, choose_victim
+from vllm.v1.core.retention.auto.eviction import QUIET_POOLS, STALE_POOLS, Rule, choose_victim
 from vllm.v1.core.retention.queues import Standing
 
 
@@ -34,9 +34,10 @@ def expected_victim(
     """The rules in their own words, over all entries at once."""
     in_order = sorted(entries)
     new = [e for e in in_order if e[1] is Standing.NEW]
-    if rule is Rule.SHORT_PROBATION and len(new) > 0.05 * capacity:
-        return new[0]
-    if rule is Rule.LONG_PROBATION and len(new) > 0.6 * capacity:
+    kept = [stamp for stamp, standing in entries if standing is not Standing.NEW]
+    is_quiet = max(kept, default=-1) < now - QUIET_POOLS * capacity
+    share = {Rule.SHORT_PROBATION: 0.05, Rule.LONG_PROBATION: 0.6}.get(rule)
+    if share is not None and not is_quiet and len(new) > share * capacity:
         return new[0]
     if rule is Rule.RESIDENTS:
         for standing in Standing:

@@ -33,6 +33,9 @@ class Rule(Enum):
 _PROBATION_SHARE = {Rule.SHORT_PROBATION: 0.05, Rule.LONG_PROBATION: 0.6}
 # Under RESIDENTS, what nobody used while so many times the pool's contents were, is given up.
 STALE_POOLS = 3.0
+# Probation protects what is come back for. Where that happened to nothing while so many times the
+# pool's contents were used, there is nothing to protect.
+QUIET_POOLS = 1.0
 
 
 def choose_victim(
@@ -51,7 +54,9 @@ def choose_victim(
         return _choose_for_residents(queues, filled, now - STALE_POOLS * capacity)
     share = _PROBATION_SHARE.get(rule)
     if share is not None and queues.size(Standing.NEW) > share * capacity:
-        return Standing.NEW, False
+        kept = [standing for standing in filled if standing is not Standing.NEW]
+        if kept and max(map(queues.newest, kept)) >= now - QUIET_POOLS * capacity:
+            return Standing.NEW, False
     return min(filled, key=queues.oldest), False
 
 
