@@ -1,14 +1,18 @@
 """Forced calls end behind one that is there already, in every format that allows several."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from tests.tokenizers.family_tokenizers import byte_level
 from tests.v1.structured_output.conftest import EOS, VOCAB, Reader
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.tokenizers import Tokenizer
 from vllm.tokenizers.chat_tools import parse_tools
+from vllm.v1.structured_output.backend import Backend
 from vllm.v1.structured_output.grammar import Grammar
 from vllm.v1.structured_output.masks import MaskWork
 from vllm.v1.structured_output.structural_tag import MAX_CALLS
@@ -78,31 +82,66 @@ _WRITTEN: dict[str, tuple[str, str, str, Callable[[str, int, int], str]]] = {
 }
 
 
-def _start(reader: Reader, dialect: str, *, one_call: bool = False) -> Grammar:
+# Marks of these formats are tokens of their releases' vocabularies.
+_SPECIAL = {
+    "kimi_k2": [
+        *(_KIMI[0], _KIMI[2], "<|tool_call_begin|>"),
+        *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ],
+    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>'],
+    "mistral": ["[TOOL_CALLS]"],
+    "mistral_v11": ["[TOOL_CALLS]", "[ARGS]"],
+    "deepseek_v4": ["｜DSML｜"],
+    "hermes": ["<tool_call>", "</tool_call>"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    tokenizer: Tokenizer
+    backend: Backend
+    end_id: int
+
+
+@pytest.fixture
+def embedded(reader: Reader) -> _Vocabulary:
+    return _Vocabulary(reader.tokenizer, reader.backend, EOS)
+
+
+def _with_marks(dialect: str) -> _Vocabulary:
+    """A vocabulary of bytes and a format's marks."""
+    tokenizer = byte_level()
+    tokenizer.backend.add_special_tokens(_SPECIAL[dialect])
+    end_id = tokenizer.token_to_id("<|im_end|>")
+    assert end_id is not None
+    return _Vocabulary(tokenizer, Backend(tokenizer, VOCAB, frozenset([end_id])), end_id)
+
+
+def _start(words: _Vocabulary, dialect: str, *, one_call: bool = False) -> Grammar:
     tag = answer_tag(dialect, AnswerGrammar(_TOOLS, one_call=one_call))
-    made = reader.backend.compile(StructuredOutputsParams(structural_tag=tag))
-    return Grammar(made, frozenset([EOS]))
+    made = words.backend.compile(StructuredOutputsParams(structural_tag=tag))
+    return Grammar(made, frozenset([words.end_id]))
 
 
-def _allowed(reader: Reader, grammar: Grammar, drafts: Sequence[int] = ()) -> list[int]:
+def _allowed(words: _Vocabulary, grammar: Grammar, drafts: Sequence[int] = ()) -> list[int]:
     """What may follow behind drafts."""
     bits = np.full((len(drafts) + 1, -(-VOCAB // 32)), -1, dtype=np.int32)
-    reader.backend.fill([MaskWork(grammar, 0, drafts)], bits)
+    words.backend.fill([MaskWork(grammar, 0, drafts)], bits)
     row = np.unpackbits(bits[-1:].view(np.uint8), axis=1, count=VOCAB, bitorder="little")[0]
     return np.flatnonzero(row).tolist()
 
 
-def _insist(reader: Reader, grammar: Grammar, wanted: str, limit: int = 600) -> str:
+def _insist(words: _Vocabulary, grammar: Grammar, wanted: str, limit: int = 600) -> str:
     """What a model says that wants a text, in the longest tokens that fit it, and else the end."""
     said = ""
     for _ in range(limit):
         texts = {
-            reader.tokenizer.decode([token_id], skip_special_tokens=False): token_id
-            for token_id in _allowed(reader, grammar)
+            words.tokenizer.decode([token_id], skip_special_tokens=False): token_id
+            for token_id in _allowed(words, grammar)
         }
         if fits := [text for text in texts if text and wanted.startswith(said + text)]:
             taken = max(fits, key=len)
-        elif EOS in texts.values():
+        elif words.end_id in texts.values():
             return said
         else:
             taken = max(texts, key=len)
@@ -112,45 +151,51 @@ def _insist(reader: Reader, grammar: Grammar, wanted: str, limit: int = 600) -> 
 
 
 @pytest.mark.parametrize("dialect", list(_WRITTEN))
-def test_a_model_that_calls_the_same_again_ends(reader: Reader, dialect: str) -> None:
+def test_a_model_that_calls_the_same_again_ends(embedded: _Vocabulary, dialect: str) -> None:
     opening, between, closing, write = _WRITTEN[dialect]
     one, two, more = ([write(name, 1, at) for at in range(9)] for name in ("find", "now", "find"))
-    again = _insist(reader, _start(reader, dialect), opening + between.join(one))
-    assert again == opening + between.join(one[:2]) + closing
+    for words in (embedded, *([_with_marks(dialect)] if dialect in _SPECIAL else [])):
+        again = _insist(words, _start(words, dialect), opening + between.join(one))
+        assert again == opening + between.join(one[:2]) + closing
     wanted = between.join([one[0], two[1], more[2], two[3]])
-    assert _insist(reader, _start(reader, dialect), opening + wanted) == (
+    assert _insist(embedded, _start(embedded, dialect), opening + wanted) == (
         opening + between.join([one[0], two[1], more[2]]) + closing
     )
 
 
 @pytest.mark.parametrize("dialect", list(_WRITTEN))
-def test_calls_that_differ_go_on(reader: Reader, dialect: str) -> None:
+def test_calls_that_differ_go_on(embedded: _Vocabulary, dialect: str) -> None:
     opening, between, closing, write = _WRITTEN[dialect]
     calls = between.join(write("find", n, n) for n in (1, 2, 3, 11, 12))
-    grammar = _start(reader, dialect)
-    assert _insist(reader, grammar, opening + calls + closing) == opening + calls + closing
-    alone = _start(reader, dialect, one_call=True)
+    grammar = _start(embedded, dialect)
+    assert _insist(embedded, grammar, opening + calls + closing) == opening + calls + closing
+    alone = _start(embedded, dialect, one_call=True)
     first = opening + write("find", 1, 1) + closing
-    assert _insist(reader, alone, opening + calls) == first
+    assert _insist(embedded, alone, opening + calls) == first
 
 
-def test_a_call_within_a_text_of_another_is_no_call(reader: Reader) -> None:
+def test_a_call_within_a_text_of_another_is_no_call(embedded: _Vocabulary) -> None:
     inner = '[find(n=1), find(n=2, t="find(n=2), find(n=1)"), now(n=2), find(n=3)]'
-    assert _insist(reader, _start(reader, "pythonic"), inner) == inner
+    assert _insist(embedded, _start(embedded, "pythonic"), inner) == inner
 
 
-def test_behind_drafts_as_without_them(reader: Reader) -> None:
+def test_behind_drafts_as_without_them(embedded: _Vocabulary) -> None:
     opening, between, closing, write = _WRITTEN["pythonic"]
-    *first, last = reader.encode(opening + between.join([write("find", 1, 0)] * 2))
-    grammar = _start(reader, "pythonic")
+    text = opening + between.join([write("find", 1, 0)] * 2)
+    *first, last = embedded.tokenizer.encode(text, add_special_tokens=False)
+    grammar = _start(embedded, "pythonic")
     assert grammar.accept_tokens("q", first)
-    behind = _allowed(reader, grammar, [last])
+    behind = _allowed(embedded, grammar, [last])
     assert grammar.accept_tokens("q", [last])
-    assert _allowed(reader, grammar) == behind == reader.encode(closing)
+    assert (
+        _allowed(embedded, grammar)
+        == behind
+        == embedded.tokenizer.encode(closing, add_special_tokens=False)
+    )
 
 
-def test_calls_that_count_up_come_to_an_end(reader: Reader) -> None:
+def test_calls_that_count_up_come_to_an_end(embedded: _Vocabulary) -> None:
     opening, between, closing, write = _WRITTEN["pythonic"]
     calls = [write("now", n, n) for n in range(MAX_CALLS + 9)]
-    said = _insist(reader, _start(reader, "pythonic"), opening + between.join(calls), 1 << 13)
+    said = _insist(embedded, _start(embedded, "pythonic"), opening + between.join(calls), 1 << 13)
     assert said == opening + between.join(calls[:MAX_CALLS]) + closing

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 REPEATABLE = "repeatable_"
 """What the names of captures begin with; the number of their rule follows."""
-# Marks, and something behind them.
-_JOINING = re.compile(r"[!-/:-@\[-`{-~].", re.DOTALL)
+# What a call ends with; a line break is spelled so where bytes are letters.
+_MARKS = re.compile(r"[!-/:-@\[-`{-~\n\u010a]")
 _DIGITS = b"0123456789"
 # A token's bytes behind which it may go on past a call.
 _LONGEST_REST = 24
@@ -69,6 +69,10 @@ class CallTokens:
         self._read_ids, self._vocab_size = read_ids, vocab_size
         self._by_mark: dict[int, list[tuple[bytes, int]]] = {}
 
+    def read(self) -> None:
+        """Read the vocabulary now, where that holds up nobody: it takes up to a second."""
+        _ = self._joining
+
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text, its special ones as such."""
         token_ids: list[int] = []
@@ -84,11 +88,7 @@ class CallTokens:
         """Return the tokens that begin with some bytes and go on behind them, with their bytes."""
         mark = beginning[-1]
         if mark not in self._by_mark:
-            self._by_mark[mark] = [
-                (self.spell([token_id]), token_id)
-                for text, token_id in self._joining
-                if chr(mark) in text[:-1]
-            ]
+            self._by_mark[mark] = [item for item in self._joining if mark in item[0][:-1]]
         return [
             (content, token_id)
             for content, token_id in self._by_mark[mark]
@@ -96,12 +96,12 @@ class CallTokens:
         ]
 
     @cached_property
-    def _joining(self) -> list[tuple[str, int]]:
-        """Tokens that hold more than a mark: only these may end a call and go on."""
+    def _joining(self) -> list[tuple[bytes, int]]:
+        """Tokens that hold a mark and more: only these may end a call and go on."""
         return [
-            (text, token_id)
+            (self.spell([token_id]), token_id)
             for text, token_id in self._read_ids().items()
-            if _JOINING.search(text) and token_id < self._vocab_size
+            if len(text) > 1 and _MARKS.search(text) and token_id < self._vocab_size
         ]
 
 
@@ -144,6 +144,7 @@ class RepeatedCalls:
 
     def __init__(self, tokens: CallTokens, rules: Sequence[RepeatRule]) -> None:
         self._tokens = tokens
+        tokens.read()
         self._rules = [_Rule.of(rule, tokens) for rule in rules]
         self._said = bytearray()
         # Of the calls that the grammar has told of: how many, and where the last one ends.
