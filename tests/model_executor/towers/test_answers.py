@@ -175,15 +175,20 @@ def test_a_pool_too_small_changes_no_answer(served: Served) -> None:
 
 
 @pytest.mark.slow
-def test_random_weights_have_a_tower_too(served: Served) -> None:
+def test_random_weights_have_a_tower_too(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     drawn = PictureEngine(served.folder, load_format="dummy")
     try:
         answers = drawn.run(*(Prompt([text(1, 9), served.picture(0, seed)]) for seed in (1, 1, 2)))
         assert answers[0].logprobs == answers[1].logprobs != answers[2].logprobs
     finally:
         drawn.close()
+    caplog.clear()
+    caplog.set_level("INFO", logger="vllm")
     blind = PictureEngine(served.folder, language_model_only=True)
     try:
+        # That was asked for, and is nothing to be warned of.
+        assert "tensors are left out: the server was started with --language" in caplog.text
+        assert "Ignoring" not in caplog.text
         with pytest.raises(UserInputError, match="largest that is served has 0"):
             blind.run(Prompt([served.picture(0, 1)]))
         assert blind.core.executor._worker._tower is None  # type: ignore[attr-defined]

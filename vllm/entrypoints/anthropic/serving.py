@@ -32,7 +32,8 @@ from vllm.entrypoints.openai.request_scope import RequestScope, header_request_i
 
 _NO_USAGE = MessageUsage(0, 0, 0, 0)
 _HOUR_S = 3600.0
-_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+# The API has no word for an answer that was ended because it repeated itself: it is not whole.
+_STOP_REASONS = {"length": "max_tokens", "repetition": "max_tokens", "tool_calls": "tool_use"}
 
 
 async def create_message(

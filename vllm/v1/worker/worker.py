@@ -30,6 +30,7 @@ from vllm.model_executor.model_loader.tied_heads import has_own_head
 from vllm.model_executor.models.registry import ModelEntry, resolve_model
 from vllm.model_executor.towers.kernels import TorchKernels
 from vllm.model_executor.towers.mmproj_values import read_mmproj_tensors
+from vllm.model_executor.towers.plans import TowerPlan
 from vllm.model_executor.towers.tower import Tower
 from vllm.platforms.interface import Platform
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -241,22 +242,20 @@ class Worker:
 
     def _make_tower(self) -> Tower | None:
         """Return what reads pictures, its tensors taken out of the model's; None: nothing does."""
-        images = self._model_spec.images if self._config.model_config.image_family else None
+        images = getattr(self._model_spec, "images", None)
         if images is None:
             return None
+        plan: TowerPlan = images.tower
         is_drawn = self._config.load_config.load_format == "dummy"
-        plan, own = images.tower, []
+        own = [] if is_drawn else self._take_tower_tensors(plan)
+        if self._config.model_config.image_family is None:
+            if own:
+                reason = self._config.model_config.no_images_reason
+                logger.info("pictures: the tower's %d tensors are left out: %s", len(own), reason)
+            return None
         mmproj = self._config.multimodal_config.mmproj
         if mmproj is not None and not is_drawn:
             own = read_mmproj_tensors(mmproj)
-        elif not is_drawn:
-            names = {
-                tensor.name
-                for tensor in self._stored
-                if plan.own_name(tensor.name).startswith(plan.prefixes)
-            }
-            own = [tensor for tensor in self._stored if tensor.name in names]
-            self._stored = [tensor for tensor in self._stored if tensor.name not in names]
         seed = self._config.model_config.seed
         # Thousands of rows at a time: where narrow products are slow, all is widened once.
         dtype = self._dtype if is_native(self._dtype, _TOWER_ROWS) else torch.float32
@@ -267,6 +266,17 @@ class Worker:
             tower.num_bytes / 1e6,
         )
         return tower
+
+    def _take_tower_tensors(self, plan: TowerPlan) -> list[StoredTensor]:
+        """Take the tower's tensors out of the model's."""
+        names = {
+            tensor.name
+            for tensor in self._stored
+            if plan.own_name(tensor.name).startswith(plan.prefixes)
+        }
+        own = [tensor for tensor in self._stored if tensor.name in names]
+        self._stored = [tensor for tensor in self._stored if tensor.name not in names]
+        return own
 
     def _make_pictures(self, steps: StepModel) -> PictureRows | None:
         if self._tower is None:

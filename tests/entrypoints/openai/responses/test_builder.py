@@ -112,12 +112,13 @@ def test_a_call_that_breaks_off_is_incomplete() -> None:
     ]
 
 
-def test_a_cut_response_is_incomplete() -> None:
+@pytest.mark.parametrize("reason", ["length", "repetition"])
+def test_a_cut_response_is_incomplete(reason: str) -> None:
     builder = make_builder()
     events = [
         *builder.start(),
         *builder.add([ContentText("Hal")]),
-        *builder.finish("length", USAGE),
+        *builder.finish(reason, USAGE),
     ]
     last = as_sdk(events)[-1]
     assert last.type == "response.incomplete"

@@ -130,12 +130,12 @@ class ResponseBuilder:
         """End the response as the engine did.
 
         Args:
-            finish_reason: "length": it is incomplete; all others: it is complete.
+            finish_reason: "length", "repetition": it is incomplete; all others: it is complete.
             usage: Of the whole response.
             diagnosis: What its prompt missed in the cache; None: nobody asked.
         """
         self._body = replace(self._body, prompt_cache_diagnostics=diagnosis)
-        is_cut = finish_reason == "length"
+        is_cut = finish_reason in ("length", "repetition")
         out = self._close("incomplete" if is_cut else "completed")
         if is_cut:
             self._body = replace(
