@@ -61,7 +61,14 @@ def test_sizes_are_those_of_transformers(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "shape"), [(qwen35_images(), (1, 201)), (qwen35_images(), (4020, 20))]
+    ("family", "shape"),
+    [
+        (qwen35_images(), (1, 201)),
+        (qwen35_images(), (4020, 20)),
+        # A table of positions that ends before a thin picture does.
+        (gemma4_images(max_cells=85), (1, 10_000)),
+        (gemma4_images(max_cells=85), (10_000, 100)),
+    ],
 )
 def test_shapes_that_the_model_does_not_read_are_refused(family, shape) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserInputError, match=f"{shape[0]} x {shape[1]}"):
@@ -119,3 +126,11 @@ def test_no_request_exceeds_the_most_tokens_of_a_family() -> None:
         sizes = [family.sizes.with_detail(detail) for detail in DETAILS]
         most = max(rule.fit(w, h).num_tokens for rule in sizes for w, h in _SHAPES)
         assert most <= family.max_tokens
+
+
+@pytest.mark.parametrize("budget", GEMMA4_BUDGETS)
+def test_the_release_has_positions_for_every_shape(budget: int) -> None:
+    sizes = gemma4_images(max_soft_tokens=budget).sizes
+    for shape in ((1, 10_000), (10_000, 1), (2, 3_000), (300, 40_000)):
+        assert sizes.fit(*shape).num_tokens <= budget
+    assert gemma4_images(max_cells=85).sizes.fit(85, 1).columns == 85

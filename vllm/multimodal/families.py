@@ -140,11 +140,13 @@ class BudgetSize:
         cell: Pixels of both sides of a soft token: a multiple of the tower's patch.
         budget: The most soft tokens.
         release_budget: That of the release, for pictures of high detail.
+        max_cells: Soft tokens of a side for which the tower has positions.
     """
 
     cell: int
     budget: int
     release_budget: int
+    max_cells: int
     resample: Resample = "bicubic"
 
     @property
@@ -164,6 +166,9 @@ class BudgetSize:
             rows, columns = 1, min(width // height, budget)
         elif not columns:
             rows, columns = min(height // width, budget), 1
+        if max(rows, columns) > self.max_cells:
+            most = f"more than the {self.max_cells} soft tokens of a side that the model reads"
+            raise _too_long(width, height, f"is {max(rows, columns)} soft tokens long, {most}")
         return ImageSize(columns * cell, rows * cell, rows, columns)
 
     def with_settings(self, settings: Mapping[str, Any]) -> BudgetSize:
@@ -363,6 +368,7 @@ def gemma4_images(
     patch_size: int = 16,
     pooling: int = 3,
     max_soft_tokens: int = 280,
+    max_cells: int = 10_240 // 3,
 ) -> ImageFamily:
     """Return how Gemma 4 sees pictures; 12B too, whose patches are 3 x 3 of 16 pixels.
 
@@ -371,11 +377,12 @@ def gemma4_images(
         patch_size: ``vision_config.patch_size``.
         pooling: ``vision_config.pooling_kernel_size``.
         max_soft_tokens: ``vision_soft_tokens_per_image``.
+        max_cells: Soft tokens of a side for which the tower has positions.
     """
     return ImageFamily(
         "gemma4",
         placeholder_id,
-        BudgetSize(patch_size * pooling, max_soft_tokens, max_soft_tokens),
+        BudgetSize(patch_size * pooling, max_soft_tokens, max_soft_tokens, max_cells),
         ImageText("<|image|>", "<|image|>", before="<|image>", after="<image|>"),
         "none",
     )

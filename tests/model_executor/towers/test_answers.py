@@ -16,6 +16,7 @@ from tests.model_executor.towers.checkpoints import (
 )
 from tests.model_executor.towers.engine import Answer, PictureEngine, Prompt
 from vllm.exceptions import UserInputError
+from vllm.v1.engine.engine_args import EngineArgs
 
 GRIDS = {"gemma3": ((4, 4), (4, 4))}
 WHOLE = ("gemma3", "gemma4v", "gemma4unified")
@@ -96,6 +97,26 @@ def test_hits_to_the_unit_and_the_same_answers(served: Served) -> None:
     assert (answer.tokens, answer.logprobs) == (cold.tokens, cold.logprobs)
     company = engine.run(*[Prompt(asked.parts, salt=f"{i}") for i in range(3)], other, second)
     assert [(own.tokens, own.logprobs) for own in company[:3]] == [(cold.tokens, cold.logprobs)] * 3
+
+
+@pytest.mark.slow
+def test_every_size_that_the_family_gives_is_read(served: Served) -> None:
+    """Thin pictures are made as long as they can be: they are refused, or the tower reads them."""
+    if served.family == "gemma4unified":
+        pytest.skip("its window here is shorter than any picture")
+    config = EngineArgs(str(served.folder)).create_vllm_config()
+    sizes = config.model_config.image_family.sizes
+    prompts = []
+    for width, height in ((1, 10_000), (10_000, 1), (1, 190), (190, 1), (9, 1200), (1, 1)):
+        try:
+            size = sizes.fit(width, height)
+        except UserInputError:
+            continue
+        pixels = np.zeros((size.height, size.width, 3), np.uint8)
+        prompts.append(Prompt([text(1, 9), (pixels, (size.rows, size.columns))]))
+    answers = served.engine.run(*prompts, max_tokens=1)
+    assert [len(answer.tokens) for answer in answers] == [1] * len(prompts)
+    assert prompts
 
 
 @pytest.mark.slow

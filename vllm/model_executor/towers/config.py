@@ -76,15 +76,17 @@ def read_gemma4_images(fields: FieldReader, text: FieldReader, width: int) -> Im
         return None
     patch = vision.positive_int("patch_size", 16)
     pooling = vision.positive_int("pooling_kernel_size", 3)
+    is_unified = fields.text("model_type", "gemma4") == "gemma4_unified"
     family = gemma4_images(
         fields.non_negative_int("image_token_id", 258_880),
         patch,
         pooling,
         fields.positive_int("vision_soft_tokens_per_image", 280),
+        _read_embedder_positions(vision) if is_unified else _read_positions(vision) // pooling,
     )
     sees_both_ways = text.text("use_bidirectional_attention", "") == "vision"
     pad_id = text.non_negative_int("pad_token_id", 0)
-    if fields.text("model_type", "gemma4") != "gemma4_unified":
+    if not is_unified:
         both_ways: BothWays = "windows" if sees_both_ways else "nowhere"
         tower = _read_gemma4_tower(vision, patch, pooling, width)
         return ImagesPlan(family, tower, both_ways, pad_id)
@@ -100,11 +102,21 @@ def read_gemma4_images(fields: FieldReader, text: FieldReader, width: int) -> Im
     )
 
 
+def _read_embedder_positions(vision: FieldReader) -> int:
+    """Cells of a side for which there are positions."""
+    return vision.positive_int("mm_posemb_size", 1120)
+
+
+def _read_positions(vision: FieldReader) -> int:
+    """Patches of a side for which there are positions."""
+    return vision.positive_int("position_embedding_size", 10_240)
+
+
 def _read_embedder(vision: FieldReader, cell: int, width: int) -> Gemma4EmbedderPlan:
     return Gemma4EmbedderPlan(
         width=vision.positive_int("mm_embed_dim", 3840),
         cell=cell,
-        num_positions=vision.positive_int("mm_posemb_size", 1120),
+        num_positions=_read_embedder_positions(vision),
         out_width=width,
         eps=vision.number("rms_norm_eps", 1e-6),
     )
@@ -124,7 +136,7 @@ def _read_gemma4_tower(
         head_dim=vision.positive_int("head_dim", max(1, hidden // num_heads)),
         patch=patch,
         pooling=pooling,
-        num_positions=vision.positive_int("position_embedding_size", 10_240),
+        num_positions=_read_positions(vision),
         out_width=width,
         theta=vision.sub_reader("rope_parameters").number("rope_theta", 100.0),
         eps=vision.number("rms_norm_eps", 1e-6),
