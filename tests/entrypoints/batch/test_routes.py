@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 from tests.entrypoints.openai.conftest import Served
 from vllm.config.tenants import BATCH_TENANT, Tenant, TenantsConfig, digest_key, with_batch_tenant
 from vllm.entrypoints.batch.folder_lock import ALONE
-from vllm.entrypoints.batch.wiring import add_batches, start_batches
+from vllm.entrypoints.batch.lifecycle import start_batches
+from vllm.entrypoints.batch.wiring import add_batches
 from vllm.entrypoints.openai.api_keys import InnerKey, KeyGuard
 from vllm.entrypoints.openai.app import build_app
 from vllm.entrypoints.openai.server_args import BatchArgs, ServerArgs

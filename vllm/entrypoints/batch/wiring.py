@@ -4,9 +4,7 @@ one process        locks the folder, works on batches, answers
 several            the keeper of the processes locks it; the first works, the rest pass on to it
 """
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
@@ -18,7 +16,6 @@ from vllm.entrypoints.batch.batch_store import BatchStore
 from vllm.entrypoints.batch.file_store import FileStore
 from vllm.entrypoints.batch.folder_lock import BatchSeat, lock_folder
 from vllm.entrypoints.batch.routes import batches_router, files_router
-from vllm.entrypoints.batch.sender import LineSender
 from vllm.entrypoints.openai.peer_servers import PeerServers
 from vllm.entrypoints.openai.server_args import BatchArgs
 from vllm.exceptions import ConfigError
@@ -73,31 +70,3 @@ def _make_relays() -> APIRouter:
 async def _relay(request: Request) -> Response:
     peers: PeerServers = request.app.state.peers
     return await peers.ask_first(request)
-
-
-def start_batches(app: FastAPI) -> None:
-    """Go on with batches, if the server has any, now that it is ready."""
-    batches: BatchService | None = getattr(app.state, "batches", None)
-    if batches is not None:
-        batches.start(LineSender(app, app.state.inner_key))
-
-
-@contextlib.asynccontextmanager
-async def batches_stopped(app: FastAPI, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Leave batches as they are when a server is told to stop, and at the block's end."""
-    batches: BatchService | None = getattr(app.state, "batches", None)
-    if batches is None:
-        yield
-        return
-
-    async def stop_early() -> None:
-        # A drain waits for clients; lines begin again at the next start.
-        await stop.wait()
-        await batches.stop()
-
-    stopping = asyncio.create_task(stop_early())
-    try:
-        yield
-    finally:
-        stopping.cancel()
-        await batches.stop()

@@ -16,7 +16,7 @@ from vllm.config.tenants import TenantsConfig
 from vllm.entrypoints.anthropic.errors import in_dialect_of
 from vllm.entrypoints.anthropic.routes import router as messages_router
 from vllm.entrypoints.batch.folder_lock import ALONE, BatchSeat
-from vllm.entrypoints.batch.wiring import add_batches
+from vllm.entrypoints.batch.lifecycle import open_batches
 from vllm.entrypoints.decisions.routes import router as decisions_router
 from vllm.entrypoints.openai.api_keys import InnerKey, KeyGuard
 from vllm.entrypoints.openai.cache_feed import CacheFeed, feed_router
@@ -119,7 +119,7 @@ def build_app(
         logger.warning("VLLM_SERVER_DEV_MODE=1: routes for development are open to every client.")
     inner = None
     if args.batch.folder is not None:
-        routers += add_batches(app, args.batch, frozenset(_paths_of(routers)), batch_seat)
+        routers += open_batches(app, args.batch, frozenset(_paths_of(routers)), batch_seat)
         inner = app.state.inner_key = InnerKey()
     shows_cache = envs.VLLM_SERVER_DEV_MODE or args.operations.admin_key is not None
     if shows_cache:

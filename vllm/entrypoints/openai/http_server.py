@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.entrypoints.batch.folder_lock import ALONE, BatchSeat
-from vllm.entrypoints.batch.wiring import batches_stopped, start_batches
+from vllm.entrypoints.batch.lifecycle import batches_stopped, start_batches
 from vllm.entrypoints.openai.app import build_app, list_routes
 from vllm.entrypoints.openai.client_metrics import ClientMetrics
 from vllm.entrypoints.openai.context import ServingContext, make_served_model
