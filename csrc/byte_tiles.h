@@ -66,13 +66,12 @@ inline int32_t four_of(const int8_t* inputs) {
   return four;
 }
 
-// Whether a single row, too, meets indexes that were made bytes of before: look-ups need all registers.
-// And whether there are processors that read a stream fastest unasked: AMD's with AVX-512 do, those
-// before them read codes of six bits half as fast then.
+// Whether there are processors that read a stream fastest unasked: AMD's with AVX-512 do, those before them
+// read codes of six bits half as fast then.
 #if defined(__AVX512F__)
-constexpr bool kDecodesIndexes = false, kMayFetchAlone = true;
+constexpr bool kMayFetchAlone = true;
 #else
-constexpr bool kDecodesIndexes = true, kMayFetchAlone = false;
+constexpr bool kMayFetchAlone = false;
 #endif
 
 #if defined(__AVX512VNNI__)
@@ -95,6 +94,9 @@ struct ByteCodes {
   __m512i v;
 };
 VN_INLINE Ints fill_ints(int32_t x) { return {reinterpret_cast<Int16s>(_mm512_set1_epi32(x))}; }
+VN_INLINE Ints load_ints(const int32_t* p) { return {reinterpret_cast<Int16s>(_mm512_loadu_si512(p))}; }
+VN_INLINE void store_ints(int32_t* p, Ints a) { _mm512_storeu_si512(p, reinterpret_cast<__m512i>(a.v)); }
+VN_INLINE Ints add_scaled(Ints sum, Ints a, Ints scale) { return {sum.v + a.v * scale.v}; }
 VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(a.v))}; }
 template <int Kind, int Part>
 VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
@@ -164,6 +166,11 @@ struct ByteCodes {
   __mmask64 are_negative;
 };
 VN_INLINE Ints fill_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+VN_INLINE Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+VN_INLINE void store_ints(int32_t* p, Ints a) { _mm512_storeu_si512(p, a.v); }
+VN_INLINE Ints add_scaled(Ints sum, Ints a, Ints scale) {
+  return {_mm512_add_epi32(sum.v, _mm512_mullo_epi32(a.v, scale.v))};
+}
 VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 template <int Kind, int Part>
 VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
@@ -226,6 +233,18 @@ struct ByteCodes {
   __m256i a, b;
 };
 VN_INLINE Ints fill_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+VN_INLINE Ints load_ints(const int32_t* p) {
+  const __m256i* ints = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(ints), _mm256_loadu_si256(ints + 1)};
+}
+VN_INLINE void store_ints(int32_t* p, Ints x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + 1, x.b);
+}
+VN_INLINE Ints add_scaled(Ints sum, Ints x, Ints scale) {
+  return {_mm256_add_epi32(sum.a, _mm256_mullo_epi32(x.a, scale.a)),
+          _mm256_add_epi32(sum.b, _mm256_mullo_epi32(x.b, scale.b))};
+}
 VN_INLINE Vec to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 template <int Kind, int Part>
 VN_INLINE __m256i byte_codes_of_half(__m256i w) {
@@ -311,6 +330,16 @@ inline Ints fill_ints(int32_t x) {
   std::fill_n(all.v, kLanes, x);
   return all;
 }
+inline Ints load_ints(const int32_t* p) {
+  Ints all;
+  std::copy_n(p, kLanes, all.v);
+  return all;
+}
+inline void store_ints(int32_t* p, const Ints& a) { std::copy_n(a.v, kLanes, p); }
+inline Ints add_scaled(Ints sum, const Ints& a, const Ints& scale) {
+  for (int i = 0; i < kLanes; ++i) sum.v[i] += a.v[i] * scale.v[i];
+  return sum;
+}
 inline Vec to_floats(const Ints& a) {
   Vec wide;
   for (int i = 0; i < kLanes; ++i) wide.v[i] = static_cast<float>(a.v[i]);
@@ -361,6 +390,10 @@ constexpr int kByteTileVecs = R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVe
                               : 2 * R <= kByteRows * kByteVecs        ? 2
                                                                       : kByteVecs;
 
+// The same where whole sums lie beside the chains in registers.
+template <int R>
+constexpr int kSpanTileVecs = kByteVecs == 1 ? 1 : kByteTileVecs<R>;
+
 // Codes as they are stored, which each tile makes bytes of.
 template <int Kind, CodeFetch kAsks>
 struct StoredBytes {
@@ -369,11 +402,12 @@ struct StoredBytes {
   const PanelView& panel;
 
   static constexpr int32_t lift() { return kLift<Kind>; }
+  int64_t units() const { return panel.units; }
 
   // Calls body(part, bytes) for the parts of a unit.
-  template <typename Body>
+  template <int kOdd = -1, typename Body>
   VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
-    const Unit<Kind> unit = panel.template unit<Kind, kAsks>(at, vec);
+    const Unit<Kind> unit = panel.template unit<Kind, kAsks, kOdd>(at, vec);
     each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, byte_codes<Kind, part>(unit)); });
   }
 };
@@ -387,6 +421,9 @@ struct DecodedBytes {
   const ByteCodes<Kind>* all;  // [units, parts, 64 / 16]
   int64_t begin;
   int32_t own_lift;
+  int64_t num_units;  // of the panel; those of kinds with indexes are two
+
+  int64_t units() const { return num_units; }
 
   VN_INLINE int32_t lift() const {
     return Kind == kNarrowBytes || Kind == kWideBytes ? own_lift : kLift<Kind>;
@@ -510,7 +547,7 @@ VN_APART void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& p
                             int64_t end, float* sums) {
   constexpr int C = kByteTileVecs<R>, Kind = Source::kKind;
   const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
-  const int64_t units = ceil_div(panel.cols, kUnitCodes<Kind>);
+  const int64_t units = source.units();
   const int8_t* inputs[R];
   const float* input_scales[R];
   const int32_t* totals[R];
@@ -562,6 +599,156 @@ VN_APART void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& p
   }
 }
 
+// Whether all matrices of a kind of codes have whole scales under factors, and whether some may.
+template <int Kind>
+constexpr bool kHasSpans = kIsLow<Kind> ? Kind != VN_CODE_INT2 : Kind == VN_CODE_ODD4;
+template <int Kind>
+constexpr bool kMayHaveSpans = kHasSpans<Kind> || Kind == VN_CODE_INT8 || Kind == VN_CODE_INT6 ||
+                               Kind == VN_CODE_UINT4 || Kind == VN_CODE_IQ4;
+
+// What a span's whole sums, at its first group, add to those of a row.
+VN_INLINE Vec add_span(Vec sum, Ints all, const float* factors, float input_scale) {
+  return fused(to_floats(all), mul(load(factors), fill(input_scale)), sum);
+}
+
+// Adds groups begin .. end - 1, whole spans, to sums: rows of kPanel.
+template <int R, typename Source>
+VN_APART void dot_span_tile(const ByteInputs& x, int64_t row, const PanelView& panel,
+                            const Source& source, const WholeScales& whole, int64_t span,
+                            int64_t begin, int64_t end, float* sums) {
+  constexpr int C = kSpanTileVecs<R>, Kind = Source::kKind;
+  const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
+  const int64_t units = source.units();
+  const int8_t* inputs[R];
+  const int32_t* totals[R];
+  each<R>([&](auto r) VN_NOW {
+    inputs[r] = x.codes + (row + r) * x.stride;
+    totals[r] = x.sums + (row + r) * x.groups;
+  });
+  for (int first = 0; first < kPanelVecs; first += C) {
+    for (int64_t at = begin; at < end; at += span) {
+      const int64_t stop = std::min(end, at + span);
+      Ints all[R * C], shifts[R * C];
+      each<R * C>([&](auto i) VN_NOW { all[i] = shifts[i] = fill_ints(0); });
+      for (int64_t g = at; g < stop; ++g) {
+        Ints chains[R * C];
+        dot_units<Kind, R, C>(
+            source, inputs, g * group_units, std::min(units, (g + 1) * group_units), first,
+            [&](auto i) VN_NOW { return fill_ints(-source.lift() * totals[i / C][g]); }, chains);
+        each<R * C>([&](auto i) VN_NOW {
+          const Ints scale = load_ints(whole.scales(g) + (first + i % C) * kLanes);
+          all[i] = add_scaled(all[i], chains[i], scale);
+        });
+      }
+      if (panel.m.offsets != nullptr) {
+        for (int64_t g = at; g < stop; ++g) {
+          each<R * C>([&](auto i) VN_NOW {
+            const Ints offset = load_ints(whole.offsets(g) + (first + i % C) * kLanes);
+            shifts[i] = add_scaled(shifts[i], offset, fill_ints(totals[i / C][g]));
+          });
+        }
+      }
+      each<R * C>([&](auto i) VN_NOW {
+        constexpr int r = i / C;
+        const int64_t lane = (first + i % C) * kLanes;
+        const float input_scale = x.scales[(row + r) * x.groups + at];
+        float* place = sums + r * kPanel + lane;
+        Vec sum = at == 0 ? zero() : load(place);
+        sum = add_span(sum, all[i], whole.factor(at) + lane, input_scale);
+        if (panel.m.offsets != nullptr) {
+          sum = add_span(sum, shifts[i], whole.offset_factor(at) + lane, input_scale);
+        }
+        store(place, sum);
+      });
+    }
+  }
+}
+
+// Units of a group, in files, of codes that have spans.
+template <int Kind>
+constexpr int kGroupUnits = Kind == VN_CODE_UINT4 || Kind == VN_CODE_IQ4 || Kind == VN_CODE_ODD4 ? 4
+                            : Kind == VN_CODE_INT8                                               ? 8
+                                                                                                 : 1;
+
+// Vectors of outputs that a row alone meets at a time: where a group has one unit, registers that hold its
+// sums are worth more than one pass.
+template <int Kind>
+constexpr int kSpanAloneVecs = kByteVecs == 1 && kGroupUnits<Kind> == 1 ? (kUnitCodes<Kind> == 32 ? 1 : 2)
+                                                                 : kPanelVecs;
+
+// The product of a group of one row and some vectors of outputs: chains.
+template <int Kind, int C, int kOdd, typename Source>
+VN_INLINE void dot_group(const Source& source, const int8_t* inputs, int64_t at, int first,
+                         Ints* chains) {
+  constexpr int kParts = kUnitCodes<Kind> / 4, kUnits = kGroupUnits<Kind>, kAll = kUnits * kParts;
+  constexpr int kSteps = kShortSteps<Kind>;
+  // In the order in which codes lie in memory.
+  Shorts shorts[C];
+  each<kUnits>([&](auto unit) VN_NOW {
+    each<C>([&](auto c) VN_NOW {
+      source.template each_part<kOdd>(at + unit, first + c, [&](auto part, const auto& codes) VN_NOW {
+        constexpr int step = unit * kParts + part;
+        const int8_t* four = inputs + (at * kParts + step) * 4;
+        if constexpr (kSteps == 0) {
+          chains[c] = dot_bytes<Kind>(chains[c], codes, fill_fours(four));
+        } else {
+          shorts[c] = add_short<Kind>(step % kSteps == 0 ? no_shorts() : shorts[c], codes, four);
+          if constexpr (step % kSteps == kSteps - 1 || step == kAll - 1) {
+            chains[c] = add_shorts(chains[c], shorts[c]);
+          }
+        }
+      });
+    });
+  });
+}
+
+// dot_span_tile of one row, where all groups are whole and as files have them.
+template <typename Source>
+VN_APART void dot_spans_alone(const ByteInputs& x, int64_t row, const PanelView& panel,
+                              const Source& source, const WholeScales& whole, int64_t span,
+                              int64_t begin, int64_t end, float* sums) {
+  constexpr int Kind = Source::kKind, C = kSpanAloneVecs<Kind>;
+  const int8_t* inputs = x.codes + row * x.stride;
+  const int32_t* totals = x.sums + row * x.groups;
+  for (int first = 0; first < kPanelVecs; first += C) {
+    for (int64_t at = begin; at < end; at += span) {
+      Ints all[C];
+      each<C>([&](auto c) VN_NOW { all[c] = fill_ints(0); });
+      for (int64_t g = at; g < at + span; g += 2) {
+        each<2>([&](auto odd) VN_NOW {
+          Ints chains[C];
+          each<C>([&](auto c) VN_NOW { chains[c] = fill_ints(-source.lift() * totals[g + odd]); });
+          dot_group<Kind, C, odd>(source, inputs, (g + odd) * kGroupUnits<Kind>, first, chains);
+          each<C>([&](auto c) VN_NOW {
+            const Ints scale = load_ints(whole.scales(g + odd) + (first + c) * kLanes);
+            all[c] = add_scaled(all[c], chains[c], scale);
+          });
+        });
+      }
+      const float input_scale = x.scales[row * x.groups + at];
+      Vec own[C];
+      each<C>([&](auto c) VN_NOW {
+        const int lane = (first + c) * kLanes;
+        own[c] = at == 0 ? zero() : load(sums + lane);
+        own[c] = add_span(own[c], all[c], whole.factor(at) + lane, input_scale);
+      });
+      if (panel.m.offsets != nullptr) {
+        each<C>([&](auto c) VN_NOW { all[c] = fill_ints(0); });
+        for (int64_t g = at; g < at + span; ++g) {
+          each<C>([&](auto c) VN_NOW {
+            const Ints offset = load_ints(whole.offsets(g) + (first + c) * kLanes);
+            all[c] = add_scaled(all[c], offset, fill_ints(totals[g]));
+          });
+        }
+        each<C>([&](auto c) VN_NOW {
+          own[c] = add_span(own[c], all[c], whole.offset_factor(at) + (first + c) * kLanes, input_scale);
+        });
+      }
+      each<C>([&](auto c) VN_NOW { store(sums + (first + c) * kLanes, own[c]); });
+    }
+  }
+}
+
 // One row: memory is the limit.
 template <int Kind, typename Body>
 VN_INLINE void run_alone(const ByteInputs& x, const PanelView& panel, Body&& run_tile) {
@@ -573,30 +760,60 @@ VN_INLINE void run_alone(const ByteInputs& x, const PanelView& panel, Body&& run
   }
 }
 
-// Rounded rows from `row` on . all outputs of a panel.
-template <int Kind>
+// The scales of either form, and the tiles over them.
+template <bool kSpans>
+struct PanelScales;
+template <>
+struct PanelScales<false> {
+  WidenedScales widened;
+
+  void read(const PanelView& panel, int64_t begin, int64_t end) { widened.widen(panel, begin, end); }
+  template <int R, typename Source>
+  void dot(const ByteInputs& x, int64_t row, const PanelView& panel, const Source& source, int64_t,
+           int64_t begin, int64_t end, float* sums) const {
+    dot_byte_tile<R>(x, row, panel, source, widened, begin, end, sums);
+  }
+};
+template <>
+struct PanelScales<true> {
+  WholeScales whole;
+
+  void read(const PanelView& panel, int64_t begin, int64_t end) { whole.read(panel, begin, end); }
+  template <int R, typename Source>
+  void dot(const ByteInputs& x, int64_t row, const PanelView& panel, const Source& source,
+           int64_t span, int64_t begin, int64_t end, float* sums) const {
+    if constexpr (R == 1 && !Source::kIsDecoded) {
+      constexpr int kGroup = kGroupUnits<Source::kKind> * kUnitCodes<Source::kKind>;
+      if (panel.m.group == kGroup && span % 2 == 0 && panel.cols % (span * kGroup) == 0) {
+        return dot_spans_alone(x, row, panel, source, whole, span, begin, end, sums);
+      }
+    }
+    dot_span_tile<R>(x, row, panel, source, whole, span, begin, end, sums);
+  }
+};
+
+// Rounded rows from `row` on . all outputs of a panel, of which so many groups are a span.
+template <int Kind, bool kSpans>
 inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
-                              const PanelView& panel, const PanelPart& part) {
+                              const PanelView& panel, const PanelPart& part, int64_t span) {
   using Decoded = ByteCodes<kind_of_bytes(Kind)>;
-  thread_local WidenedScales widened;
+  thread_local PanelScales<kSpans> scales;
   thread_local std::vector<Decoded, CacheLines<Decoded>> codes;
   thread_local Floats sums;
   sums.resize(rows * kPanel);
   const int64_t group_units = panel.m.group / kUnitCodes<Kind>;
-  const int64_t step = std::max<int64_t>(1, kChain / panel.m.group);
+  const int64_t step = std::max<int64_t>(1, kChain / panel.m.group / span) * span;
   // Where tiles are many, or codes take many steps; else where a group's bytes stay in the first-level
   // cache.
-  constexpr bool kDecodesAlone =
-      kDecodesAll || (kDecodesIndexes && (Kind == VN_CODE_IQ2_XXS || Kind == VN_CODE_IQ3_XXS));
-  const bool decodes = kIsLow<Kind> ? kDecodesAlone || rows > 1
+  const bool decodes = kIsLow<Kind> ? kDecodesAll || rows > 1
                                     : kUnitCodes<Kind> > 4 && rows > kByteRows && panel.m.group <= kChain;
-  if (decodes) codes.resize(std::max<int64_t>(kChain, panel.m.group) / 4 * kPanelVecs);
+  if (decodes) codes.resize(std::max<int64_t>(kChain, step * panel.m.group) / 4 * kPanelVecs);
   for (int64_t begin = 0; begin < panel.groups; begin += step) {
     const int64_t end = std::min(panel.groups, begin + step);
-    widened.widen(panel, begin, end);
+    scales.read(panel, begin, end);
     const auto run_tile = [&](auto height, int64_t at, const auto& source) VN_NOW {
       float* own = sums.data() + at * kPanel;
-      dot_byte_tile<height>(x, row + at, panel, source, widened, begin, end, own);
+      scales.template dot<height>(x, row + at, panel, source, span, begin, end, own);
       if (end < panel.groups) return;
       // Sums lie near one another until they are whole: rows of the output share places in caches.
       for (int r = 0; r < height; ++r) {
@@ -609,10 +826,11 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
                          codes.data());
       constexpr int kOwn = kind_of_bytes(Kind);
       const int64_t first = begin * panel.m.group / kUnitCodes<kOwn>;
-      const DecodedBytes<kOwn> source = {codes.data(), first, kLift<Kind>};
+      const int64_t units = panel.units * (kUnitCodes<Kind> / kUnitCodes<kOwn>);
+      const DecodedBytes<kOwn> source = {codes.data(), first, kLift<Kind>, units};
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
     } else if constexpr (kIsLow<Kind>) {
-      if constexpr (!kDecodesAlone) run_alone<Kind>(x, panel, run_tile);
+      if constexpr (!kDecodesAll) run_alone<Kind>(x, panel, run_tile);
     } else if (rows == 1) {
       run_alone<Kind>(x, panel, run_tile);
     } else {
@@ -661,8 +879,14 @@ inline void with_byte_kind(int32_t kind, Body&& body) {
 inline void dot_byte_panel(const ByteInputs& x, int64_t row, int64_t rows, const vn_matrix& m,
                            const PanelPart& part) {
   const PanelView panel(m, part.index);
+  const int64_t span = find_span(panel.m);
   with_byte_kind(panel.m.code_kind, [&](auto kind) {
-    dot_byte_panel_of<kind>(x, row, rows, panel, part);
+    if constexpr (kMayHaveSpans<kind>) {
+      if (kHasSpans<kind> || span > 0) {
+        return dot_byte_panel_of<kind, true>(x, row, rows, panel, part, std::max<int64_t>(1, span));
+      }
+    }
+    if constexpr (!kHasSpans<kind>) dot_byte_panel_of<kind, false>(x, row, rows, panel, part, 1);
   });
 }
 

@@ -3,13 +3,20 @@
 //
 //   y = sum over groups of  sum(code * input) * (scale * input scale)  [+ offset * (input scale * inputs)]
 //
-// Groups add in order, each by fused steps. Four inputs of a row are a word, which meets the words
-// of codes of sixteen outputs: of a word of eight codes first the even ones, then the odd ones.
+// Groups add in order, each by fused steps. Where scales are whole numbers under a factor of several
+// groups, a span of these is rounded as one, and its sum is a whole number too:
+//
+//   y = sum over spans of  sum over groups(scale * sum(code * input)) * (factor * input scale)
+//                        [+ sum over groups(offset * inputs) * (offset factor * input scale)]
+//
+// Four inputs of a row are a word, which meets the words of codes of sixteen outputs: of a word of
+// eight codes first the even ones, then the odd ones.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "aligned.h"
 #include "thread_pool.h"
@@ -44,9 +51,22 @@ void dot_byte_panel_vbmi(const ByteInputs& x, int64_t row, int64_t rows, const v
 
 namespace VN_BUILD {
 
+// Inputs of a span: sums of so many codes times scales are whole numbers of 32 bits.
+constexpr int64_t kSpanInputs = 1024;
+// Groups of a span: those of a factor, or of an even part of them; 0 where scales are no whole numbers
+// under factors. As `PackedRows.span` has it.
+inline int64_t find_span(const vn_panels& m) {
+  if (m.scale_factors == nullptr || !is_whole_scale(m.scale_kind)) return 0;
+  if (m.offsets != nullptr && (m.offset_factors == nullptr || !is_whole_scale(m.offset_kind))) return 0;
+  int64_t span = std::min<int64_t>(m.factor_groups, kSpanInputs / m.group);
+  while (span > 0 && m.factor_groups % span != 0) --span;
+  return span;
+}
+
 // How the inputs of a packed matrix are rounded: matrices of one form share them.
 struct ByteForm {
   int64_t cols, group;
+  int64_t span;  // groups that are rounded as one
   const int32_t* order;
   bool is_by_row;  // one scale for all groups
   int spread;      // how far apart the four inputs of a word lie (units.h)
@@ -54,12 +74,13 @@ struct ByteForm {
   explicit ByteForm(const vn_matrix& m) : cols(m.cols) {
     const vn_panels& own = *static_cast<const vn_panels*>(m.data);
     group = own.group;
+    span = std::max<int64_t>(1, find_span(own));
     order = own.order;
     is_by_row = own.input_kind == VN_INPUT_BYTES_BY_ROW;
     spread = input_spread(own.code_kind);
   }
   bool operator==(const ByteForm& other) const {
-    return cols == other.cols && group == other.group && order == other.order &&
+    return cols == other.cols && group == other.group && span == other.span && order == other.order &&
            is_by_row == other.is_by_row && spread == other.spread;
   }
   int64_t groups() const { return ceil_div(cols, group); }
@@ -111,13 +132,15 @@ inline void round_row_to_bytes(const ByteForm& form, const float* x, int8_t* cod
     x = gathered.data();
   }
   const uint32_t whole_peak = form.is_by_row ? find_peak(x, form.cols) : 0;
-  for (int64_t g = 0; g < form.groups(); ++g) {
-    const int64_t begin = g * form.group, count = std::min(form.group, form.cols - begin);
+  for (int64_t first = 0; first < form.groups(); first += form.span) {
+    const int64_t begin = first * form.group, count = std::min(form.span * form.group, form.cols - begin);
     const uint32_t peak = form.is_by_row ? whole_peak : find_peak(x + begin, count);
-    scales[g] = round_to_bytes(x + begin, count, peak, codes + begin);
-    int32_t total = 0;
-    for (int64_t i = 0; i < count; ++i) total += codes[begin + i];
-    sums[g] = total;
+    const float scale = round_to_bytes(x + begin, count, peak, codes + begin);
+    for (int64_t g = first; g * form.group < begin + count; ++g) {
+      const int64_t end = std::min(begin + count, (g + 1) * form.group);
+      scales[g] = scale;
+      sums[g] = std::accumulate(codes + g * form.group, codes + end, int32_t{0});
+    }
   }
   std::fill(codes + form.cols, codes + form.stride(), int8_t{0});
   if (form.spread == 1) return;

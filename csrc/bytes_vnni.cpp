@@ -56,21 +56,52 @@ VN_INLINE void add_group(const int32_t* whole, const WidenedScales& widened, int
   });
 }
 
+// What a group's whole sums add to those of its span, and what these add to the sums of a row.
+VN_INLINE void add_scaled_group(const int32_t* whole, const int32_t* scales, bool is_first, int32_t* all) {
+  each<kPanelVecs>([&](auto c) VN_NOW {
+    constexpr int at = c * kLanes;
+    const Ints before = is_first ? fill_ints(0) : load_ints(all + at);
+    store_ints(all + at, add_scaled(before, load_ints(whole + at), load_ints(scales + at)));
+  });
+}
+VN_INLINE void close_span(const int32_t* all, const WholeScales& whole, int64_t first, int64_t end,
+                          bool has_offsets, float input_scale, const int32_t* totals, float* sums) {
+  each<kPanelVecs>([&](auto c) VN_NOW {
+    constexpr int at = c * kLanes;
+    Vec sum = first == 0 ? zero() : load(sums + at);
+    sum = add_span(sum, load_ints(all + at), whole.factor(first) + at, input_scale);
+    if (has_offsets) {
+      Ints shift = fill_ints(0);
+      for (int64_t g = first; g < end; ++g) {
+        shift = add_scaled(shift, load_ints(whole.offsets(g) + at), fill_ints(totals[g]));
+      }
+      sum = add_span(sum, shift, whole.offset_factor(first) + at, input_scale);
+    }
+    store(sums + at, sum);
+  });
+}
+
 // As dot_byte_panel_of; `step` is find_step's.
 inline void dot_tiled_panel(const ByteInputs& x, int64_t row, int64_t rows, const PanelView& panel,
                             const PanelPart& part, int step, DecodeSigned decode) {
   thread_local WidenedScales widened;
+  thread_local WholeScales scales;
   thread_local std::vector<uint32_t, CacheLines<uint32_t>> codes;
   thread_local Floats sums;
-  alignas(64) int32_t whole[kMostByteRows * kPanel];
+  alignas(64) int32_t whole[kMostByteRows * kPanel], all[kMostByteRows * kPanel];
   sums.resize(rows * kPanel);
-  const int64_t group = panel.m.group, groups = std::max<int64_t>(1, kChain / group);
+  const int64_t span = find_span(panel.m), least = std::max<int64_t>(1, span);
+  const int64_t group = panel.m.group, groups = std::max<int64_t>(1, kChain / group / least) * least;
   codes.resize(groups * group / 4 * kPanel);
   const bool has_offsets = panel.m.offsets != nullptr;
   const float unit = panel.m.code_kind == VN_CODE_E2M1 ? 0.5f : 1.0f;
   for (int64_t begin = 0; begin < panel.groups; begin += groups) {
     const int64_t end = std::min(panel.groups, begin + groups);
-    widened.widen(panel, begin, end);
+    if (span > 0) {
+      scales.read(panel, begin, end);
+    } else {
+      widened.widen(panel, begin, end);
+    }
     decode(panel, begin, end, codes.data());
     for (int64_t at = 0; at < rows; at += kMostByteRows) {
       const int count = static_cast<int>(std::min<int64_t>(kMostByteRows, rows - at));
@@ -80,6 +111,14 @@ inline void dot_tiled_panel(const ByteInputs& x, int64_t row, int64_t rows, cons
         dot_bytes_by_tiles(own, codes.data() + (g - begin) * group / 4 * kPanel, group, step, whole);
         for (int r = 0; r < count; ++r) {
           const int64_t place = (row + at + r) * x.groups + g;
+          if (span > 0) {
+            const int64_t first = g / span * span;
+            add_scaled_group(whole + r * kPanel, scales.scales(g), g == first, all + r * kPanel);
+            if (g + 1 < std::min(end, first + span)) continue;
+            close_span(all + r * kPanel, scales, first, g + 1, has_offsets, x.scales[place],
+                       x.sums + place - g, sums.data() + (at + r) * kPanel);
+            continue;
+          }
           add_group(whole + r * kPanel, widened, g, unit, has_offsets, x.scales[place], x.sums[place],
                     sums.data() + (at + r) * kPanel);
         }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "aligned.h"
 #include "units.h"
@@ -32,6 +33,11 @@ constexpr int64_t kPanelRows = 96;
 enum CodeFetch { kFetchNone, kFetchNext, kFetchLater };
 constexpr int64_t kNextWords = 1024, kLaterWords = 4096;
 
+// Where the word that holds a scale lies, of those in codes.
+VN_INLINE int64_t find_line(int64_t at, int64_t unit_words) {
+  return at / kPanel * kPanel * unit_words + at % kPanel;
+}
+
 // Calls body with what reads sixteen scales (or offsets) at a place, of a type of its own for each
 // kind of them. steps: of e4m3 ones, what the eight mantissas stand for. unit_words: of those in codes.
 template <typename Body>
@@ -45,16 +51,26 @@ VN_INLINE void with_scales(int32_t kind, const void* values, const float* steps,
   if (kind == VN_SCALE_INT8) return body([=](int64_t at) VN_NOW { return load_int8(bytes + at); });
   if (kind == VN_SCALE_F32) return body([=](int64_t at) VN_NOW { return load(floats + at); });
   if (kind == VN_SCALE_E8M0) return body([=](int64_t at) VN_NOW { return load_e8m0(bytes + at); });
-  if (kind == VN_SCALE_LOW4) return body([=](int64_t at) VN_NOW { return load_nibbles<0>(bytes + at); });
-  if (kind == VN_SCALE_HIGH4) return body([=](int64_t at) VN_NOW { return load_nibbles<1>(bytes + at); });
+  if (kind == VN_SCALE_LOW4) return body([=](int64_t at) VN_NOW { return floats_of(load_nibbles<0>(bytes + at)); });
+  if (kind == VN_SCALE_HIGH4) return body([=](int64_t at) VN_NOW { return floats_of(load_nibbles<1>(bytes + at)); });
   if (kind == VN_SCALE_IN_CODES) {
     const uint32_t* lines = static_cast<const uint32_t*>(values);
     return body([=](int64_t at) VN_NOW {
-      const Vec own = load_top_nibbles(lines + at / kPanel * kPanel * unit_words + at % kPanel);
-      return add(add(own, own), fill(1.0f));
+      return floats_of(load_odd_numbers(lines + find_line(at, unit_words)));
     });
   }
   body([=](int64_t at) VN_NOW { return load_steps(bytes + at, steps); });
+}
+
+// The same for scales that are whole numbers (is_whole_scale), as these.
+template <typename Body>
+VN_INLINE void with_whole_scales(int32_t kind, const void* values, int64_t unit_words, Body&& body) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(values);
+  if (kind == VN_SCALE_LOW4) return body([=](int64_t at) VN_NOW { return load_nibbles<0>(bytes + at); });
+  if (kind == VN_SCALE_HIGH4) return body([=](int64_t at) VN_NOW { return load_nibbles<1>(bytes + at); });
+  if (kind == VN_SCALE_INT8) return body([=](int64_t at) VN_NOW { return load_signed_bytes(bytes + at); });
+  const uint32_t* lines = static_cast<const uint32_t*>(values);
+  body([=](int64_t at) VN_NOW { return load_odd_numbers(lines + find_line(at, unit_words)); });
 }
 
 inline int scale_bytes(int32_t kind) {
@@ -78,10 +94,15 @@ struct PanelView {
   const uint32_t* codes(int64_t word, int vec) const {
     return m.codes + ((index * words + word) * kPanel + vec * kLanes);
   }
-  template <int Kind, CodeFetch kAsks>
+  // kOdd: of those that share a word, which of both, where that is known.
+  template <int Kind, CodeFetch kAsks, int kOdd = -1>
   VN_INLINE Unit<Kind> unit(int64_t at, int vec) const {
     Words stored[kUnitWords<Kind>];
-    if constexpr (unit_shape(Kind).shares_word) {
+    if constexpr (unit_shape(Kind).shares_word && kOdd >= 0) {
+      const int64_t first = static_cast<int64_t>(static_cast<uint64_t>(at) / 2 * 3);
+      stored[0] = line<kAsks>(first + kOdd, vec);
+      stored[1] = shifted<4 * kOdd>(line<kOdd == 0 ? kAsks : kFetchNone>(first + 2, vec));
+    } else if constexpr (unit_shape(Kind).shares_word) {
       const int64_t first = at / 2 * 3;
       stored[0] = line<kAsks>(first + at % 2, vec);
       stored[1] = shifted_by(line<kAsks>(first + 2, vec), static_cast<int>(at % 2) * 4);
@@ -123,6 +144,22 @@ struct PanelView {
         }
       });
     });
+  }
+  // Scales (or offsets) that are whole numbers, of some groups: out [count, 64].
+  void read_whole(const void* values, int32_t kind, int64_t g, int64_t count, int32_t* out) const {
+    fetch_next(values, kind, g, count);
+    const int64_t first = (index * groups + g) * kPanel;
+    with_whole_scales(kind, values, unit_shape(m.code_kind).words, [&](auto read) VN_NOW {
+      for (int64_t i = 0; i < count * kPanel; i += kLanes) store_words(out + i, read(first + i));
+    });
+  }
+  // Factors of scales (or offsets), times `step`: out [count, 64].
+  void widen_factors(const uint16_t* values, float step, int64_t factor, int64_t count,
+                     float* out) const {
+    const uint16_t* own = values + (index * factors + factor) * kPanel;
+    for (int64_t i = 0; i < count * kPanel; i += kLanes) {
+      store(out + i, mul(load_half(own + i), fill(step)));
+    }
   }
 
  private:
@@ -176,6 +213,41 @@ class WidenedScales {
  private:
   Floats scales_, offsets_;
   int64_t first_ = 0;
+};
+
+// Scales of consecutive groups of a panel that are whole numbers [groups, 64], what is added to weights
+// likewise, and the factors of both as floats [factors, 64].
+class WholeScales {
+ public:
+  // Groups first .. end - 1; first is the first of a factor, or of a part of one.
+  void read(const PanelView& panel, int64_t first, int64_t end) {
+    first_ = first;
+    fan_ = panel.m.factor_groups;
+    first_factor_ = first / fan_;
+    const int64_t factors = (end - 1) / fan_ + 1 - first_factor_;
+    scales_.resize((end - first) * kPanel);
+    factors_.resize(factors * kPanel);
+    panel.read_whole(panel.m.scales, panel.m.scale_kind, first, end - first, scales_.data());
+    panel.widen_factors(panel.m.scale_factors, panel.m.scale_step, first_factor_, factors,
+                        factors_.data());
+    if (panel.m.offsets == nullptr) return;
+    offsets_.resize((end - first) * kPanel);
+    offset_factors_.resize(factors * kPanel);
+    panel.read_whole(panel.m.offsets, panel.m.offset_kind, first, end - first, offsets_.data());
+    panel.widen_factors(panel.m.offset_factors, 1.0f, first_factor_, factors, offset_factors_.data());
+  }
+  const int32_t* scales(int64_t g) const { return scales_.data() + (g - first_) * kPanel; }
+  const int32_t* offsets(int64_t g) const { return offsets_.data() + (g - first_) * kPanel; }
+  // Of the factor of a group.
+  const float* factor(int64_t g) const { return factors_.data() + (g / fan_ - first_factor_) * kPanel; }
+  const float* offset_factor(int64_t g) const {
+    return offset_factors_.data() + (g / fan_ - first_factor_) * kPanel;
+  }
+
+ private:
+  std::vector<int32_t, CacheLines<int32_t>> scales_, offsets_;
+  Floats factors_, offset_factors_;
+  int64_t first_ = 0, first_factor_ = 0, fan_ = 1;
 };
 
 // Products with outputs row .. row + count - 1 of a packed matrix, at most kPanelRows rows;

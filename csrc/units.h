@@ -141,8 +141,25 @@ constexpr ByteTable make_lifted_table() {
   }
   return table;
 }
-// The top bit is set of the numbers of which an odd number of bits is.
-constexpr ByteTable kParities = {{0, 128, 128, 0, 128, 0, 0, 128, 128, 0, 0, 128, 0, 128, 128, 0}};
+constexpr int parity(int bits) { return (bits ^ bits >> 1 ^ bits >> 2 ^ bits >> 3) & 1; }
+// Eight for the numbers of which an odd number of bits is set.
+constexpr ByteTable make_parities() {
+  ByteTable table = {};
+  for (int i = 0; i < 16; ++i) table.bytes[i] = static_cast<uint8_t>(8 * parity(i));
+  return table;
+}
+// Two of four bits of a number, moved to two places of a byte. Of the upper four, the last one is what
+// makes the number of ones even, with that of the lower four in its place.
+constexpr ByteTable make_sign_table(int first, int second, int first_place, int second_place,
+                                    bool is_upper) {
+  ByteTable table = {};
+  for (int i = 0; i < 16; ++i) {
+    const int bits = is_upper ? (i & 7) | parity(i) << 3 : i;
+    table.bytes[i] = static_cast<uint8_t>((bits >> first & 1) << first_place |
+                                          (bits >> second & 1) << second_place);
+  }
+  return table;
+}
 
 // ---- what a build has: steps of all words ------------------------------------------------------
 
@@ -199,17 +216,16 @@ VN_INLINE Words looked_up(const uint8_t* table, Words indexes) {
   return {_mm512_mask_blend_epi8(by_bit[3], lower, upper)};
 }
 #endif
-// The top four bits of words, and the nibbles of bytes, as floats.
-inline Vec load_top_nibbles(const uint32_t* p) {
-  return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_loadu_si512(p), 28))};
+// Sixteen bytes as words, without and with signs.
+inline Words load_bytes(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-template <int Half>
-inline Vec load_nibbles(const uint8_t* p) {
-  const __m512i wide =
-      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return {_mm512_cvtepi32_ps(Half == 1 ? _mm512_srli_epi32(wide, 4)
-                                       : _mm512_and_si512(wide, _mm512_set1_epi32(15)))};
+inline Words load_signed_bytes(const uint8_t* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+inline Words fill_words(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+inline void store_words(int32_t* p, Words w) { _mm512_storeu_si512(p, w.v); }
+inline Vec floats_of(Words w) { return {_mm512_cvtepi32_ps(w.v)}; }
 
 #elif defined(__AVX2__)
 
@@ -240,34 +256,49 @@ VN_INLINE Words looked_up(const ByteTable& table, Words numbers) {
   const __m256i all = wide_table(table.bytes);
   return {_mm256_shuffle_epi8(all, numbers.a), _mm256_shuffle_epi8(all, numbers.b)};
 }
-// Bytes of a table of 256, by bytes: the low four bits find one in each sixteenth, the others which.
-// A choice of sixteenths looks at the top bit of a byte.
+// Bytes of a table of 256, by bytes: the low four bits find one in each sixteenth, the others which. A number
+// with its top bit finds nothing, so of two sixteenths either finds what is joined; a choice of others
+// looks at the top bit of a byte. These steps have units of their own, so that they run beside one another.
+struct TableIndexes {
+  __m256i all, even, odd;
+};
 template <int Bit>
-VN_INLINE __m256i find_sixteenths(const uint8_t* table, __m256i indexes, __m256i low) {
-  if constexpr (Bit < 4) {
-    return _mm256_shuffle_epi8(wide_table(table), low);
+VN_INLINE __m256i find_sixteenths(const uint8_t* table, const TableIndexes& indexes) {
+  if constexpr (Bit == 4) {
+    return _mm256_or_si256(_mm256_shuffle_epi8(wide_table(table), indexes.even),
+                           _mm256_shuffle_epi8(wide_table(table + 16), indexes.odd));
   } else {
-    const __m256i first = find_sixteenths<Bit - 1>(table, indexes, low);
-    const __m256i second = find_sixteenths<Bit - 1>(table + (1 << Bit), indexes, low);
-    return _mm256_blendv_epi8(first, second, _mm256_slli_epi16(indexes, 7 - Bit));
+    const __m256i first = find_sixteenths<Bit - 1>(table, indexes);
+    const __m256i second = find_sixteenths<Bit - 1>(table + (1 << Bit), indexes);
+    return _mm256_blendv_epi8(first, second, _mm256_slli_epi16(indexes.all, 7 - Bit));
   }
 }
+VN_INLINE __m256i looked_up_half(const uint8_t* table, __m256i indexes) {
+  const __m256i top = _mm256_set1_epi8(-128);
+  const __m256i even = _mm256_or_si256(_mm256_and_si256(indexes, _mm256_set1_epi8(15)),
+                                       _mm256_and_si256(_mm256_slli_epi16(indexes, 3), top));
+  return find_sixteenths<7>(table, {indexes, even, _mm256_xor_si256(even, top)});
+}
 VN_INLINE Words looked_up(const uint8_t* table, Words indexes) {
-  const __m256i own = _mm256_set1_epi8(15);
-  return {find_sixteenths<7>(table, indexes.a, _mm256_and_si256(indexes.a, own)),
-          find_sixteenths<7>(table, indexes.b, _mm256_and_si256(indexes.b, own))};
+  return {looked_up_half(table, indexes.a), looked_up_half(table, indexes.b)};
 }
-inline Vec load_top_nibbles(const uint32_t* p) {
-  const Words w = shifted<28>(load_words(p));
-  return {_mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b)};
+inline __m128i load_eight_bytes(const uint8_t* p) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
 }
-template <int Half>
-inline Vec load_nibbles(const uint8_t* p) {
-  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  const Words wide = {_mm256_cvtepu8_epi32(codes), _mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8))};
-  const Words own = Half == 1 ? shifted<4>(wide) : masked(wide, 15);
-  return {_mm256_cvtepi32_ps(own.a), _mm256_cvtepi32_ps(own.b)};
+inline Words load_bytes(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(load_eight_bytes(p)), _mm256_cvtepu8_epi32(load_eight_bytes(p + 8))};
 }
+inline Words load_signed_bytes(const uint8_t* p) {
+  return {_mm256_cvtepi8_epi32(load_eight_bytes(p)), _mm256_cvtepi8_epi32(load_eight_bytes(p + 8))};
+}
+inline Words fill_words(uint32_t x) {
+  return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))};
+}
+inline void store_words(int32_t* p, Words w) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w.a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + 1, w.b);
+}
+inline Vec floats_of(Words w) { return {_mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b)}; }
 
 #else
 
@@ -294,43 +325,65 @@ inline Words looked_up(const ByteTable& table, const Words& numbers) {
 inline Words looked_up(const uint8_t* table, const Words& indexes) {
   VN_EACH_WORD(look_up_four(table, indexes.v[i], 255));
 }
-#undef VN_EACH_WORD
-inline Vec load_top_nibbles(const uint32_t* p) {
-  Vec result;
-  for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(p[i] >> 28);
-  return result;
+inline Words load_bytes(const uint8_t* p) { VN_EACH_WORD(p[i]); }
+inline Words load_signed_bytes(const uint8_t* p) {
+  VN_EACH_WORD(static_cast<uint32_t>(static_cast<int8_t>(p[i])));
 }
-template <int Half>
-inline Vec load_nibbles(const uint8_t* p) {
+inline Words fill_words(uint32_t x) { VN_EACH_WORD(x); }
+#undef VN_EACH_WORD
+inline void store_words(int32_t* p, const Words& w) { std::memcpy(p, w.v, sizeof(w.v)); }
+inline Vec floats_of(const Words& w) {
   Vec result;
-  for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(p[i] >> 4 * Half & 15);
+  for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(static_cast<int32_t>(w.v[i]));
   return result;
 }
 
 #endif
 
+// Sixteen whole numbers of a kind of scales (vn_scale_kind) that are such.
+constexpr bool is_whole_scale(int32_t kind) {
+  return kind == VN_SCALE_INT8 || kind == VN_SCALE_LOW4 || kind == VN_SCALE_HIGH4 ||
+         kind == VN_SCALE_IN_CODES;
+}
+template <int Half>
+VN_INLINE Words load_nibbles(const uint8_t* p) {
+  return Half == 1 ? shifted<4>(load_bytes(p)) : masked(load_bytes(p), 15);
+}
+// 2s + 1 of top nibbles s.
+VN_INLINE Words load_odd_numbers(const uint32_t* p) {
+  return joined(masked(shifted<27>(load_words(p)), 30), fill_words(1));
+}
+
 // ---- units -------------------------------------------------------------------------------------
 
-// A unit of codes of sixteen outputs: its words, of the kinds with indexes what stands for these. IQ2_XXS:
-// four digits of two bits to a byte, of codes 0..3 and of 4..7 of each index; then a sign a bit.
-// IQ3_XXS: two digits of three bits to a byte, of codes 0, 1 and 2, 3 of the even indexes; the same of
-// the odd ones; then the signs.
+// A unit of codes of sixteen outputs: its words, of the kinds with indexes what stands for these: numbers
+// of codes' values in a table, two to a byte. IQ2_XXS: of codes 0 and 2 of each index's eight, of 1 and 3,
+// of 4 and 6, of 5 and 7: three bits each, of which the third is a sign. IQ3_XXS: of codes 0 and 1 of each
+// even index's four, of 2 and 3; the same of odd ones: four bits each.
 template <int Kind>
-constexpr int kHeldWords = Kind == VN_CODE_IQ2_XXS ? 3 : Kind == VN_CODE_IQ3_XXS ? 5 : kUnitWords<Kind>;
+constexpr int kHeldWords = Kind == VN_CODE_IQ2_XXS || Kind == VN_CODE_IQ3_XXS ? 4 : kUnitWords<Kind>;
 template <int Kind>
 struct Unit {
   Words words[kHeldWords<Kind>];
 };
 
-// Four signs, a byte each, of a word that has seven bits of each: the eighth makes the number of minus
-// signs even.
-VN_INLINE Words whole_signs(Words w) {
-  const Words low = joined(masked(w, 0x7fu), masked(shifted<-1>(w), 0x7f00u));
-  const Words high = joined(masked(shifted<-2>(w), 0x7f0000u), masked(shifted<-3>(w), 0x7f000000u));
-  const Words seven = joined(low, high);
-  const Words first = looked_up(kParities, masked(seven, 0x0f0f0f0fu));
-  const Words second = looked_up(kParities, masked(shifted<4>(seven), 0x07070707u));
-  return joined(seven, differing(first, second));
+// The signs of those four words, of a word that has seven bits of each run of eight codes: the eighth makes
+// the number of minus signs even.
+template <int Kind>
+VN_INLINE void spread_signs(Words w, Words* signs) {
+  constexpr bool kIsWide = Kind == VN_CODE_IQ3_XXS;
+  constexpr int kSecond = kIsWide ? 1 : 2, kNext = kIsWide ? 2 : 1, kPlace = kIsWide ? 3 : 2;
+  static constexpr ByteTable kParities = make_parities();
+  const Words halves = joined(masked(w, 0x3fffu), masked(shifted<-2>(w), 0x3fff0000u));
+  const Words seven = joined(masked(halves, 0x007f007fu), masked(shifted<-1>(halves), 0x7f007f00u));
+  const Words low = masked(seven, 0x0f0f0f0fu);
+  const Words high = joined(masked(shifted<4>(seven), 0x07070707u), looked_up(kParities, low));
+  each<4>([&](auto i) VN_NOW {
+    constexpr int kFirst = i % 2 * kNext;
+    static constexpr ByteTable kTable =
+        make_sign_table(kFirst, kFirst + kSecond, kPlace, kPlace + 4, i >= 2);
+    signs[i] = looked_up(kTable, i < 2 ? low : high);
+  });
 }
 
 // A unit of the words as they are stored; of indexes what they stand for in the codebook: two tables of
@@ -339,15 +392,18 @@ template <int Kind>
 VN_INLINE Unit<Kind> make_unit(const Words* stored, const uint8_t* codebook) {
   Unit<Kind> unit;
   if constexpr (Kind == VN_CODE_IQ2_XXS) {
-    unit.words[0] = looked_up(codebook, stored[0]);
-    unit.words[1] = looked_up(codebook + 256, stored[0]);
-    unit.words[2] = whole_signs(stored[1]);
-  } else if constexpr (Kind == VN_CODE_IQ3_XXS) {
+    Words signs[4];
+    spread_signs<Kind>(stored[1], signs);
     each<2>([&](auto i) VN_NOW {
-      unit.words[2 * i] = looked_up(codebook, stored[i]);
-      unit.words[2 * i + 1] = looked_up(codebook + 256, stored[i]);
+      const Words digits = looked_up(codebook + 256 * i, stored[0]);
+      unit.words[2 * i] = joined(masked(digits, 0x33333333u), signs[2 * i]);
+      unit.words[2 * i + 1] = joined(masked(shifted<2>(digits), 0x33333333u), signs[2 * i + 1]);
     });
-    unit.words[4] = whole_signs(stored[2]);
+  } else if constexpr (Kind == VN_CODE_IQ3_XXS) {
+    spread_signs<Kind>(stored[2], unit.words);
+    each<4>([&](auto i) VN_NOW {
+      unit.words[i] = joined(unit.words[i], looked_up(codebook + 256 * (i % 2), stored[i / 2]));
+    });
   } else {
     each<kUnitWords<Kind>>([&](auto i) VN_NOW { unit.words[i] = stored[i]; });
   }
@@ -358,15 +414,12 @@ VN_INLINE Unit<Kind> make_unit(const Words* stored, const uint8_t* codebook) {
 template <int Kind, int Part>
 VN_INLINE Words four_codes(const Unit<Kind>& unit) {
   if constexpr (Kind == VN_CODE_IQ2_XXS) {
-    const Words digits = masked(shifted<Part % 4 * 2>(unit.words[Part / 4]), 0x03030303u);
-    const Words signs = masked(shifted<Part - 2>(unit.words[2]), 0x04040404u);
+    // A look-up reads the low four bits of bytes below 128.
     static constexpr ByteTable kTable = make_lifted_table<Kind>();
-    return looked_up(kTable, joined(digits, signs));
+    return looked_up(kTable, shifted<Part % 4 / 2 * 4>(unit.words[Part / 4 * 2 + Part % 2]));
   } else if constexpr (Kind == VN_CODE_IQ3_XXS) {
-    const Words digits = masked(shifted<Part % 2 * 4>(unit.words[Part / 2]), 0x07070707u);
-    const Words signs = masked(shifted<Part - 3>(unit.words[4]), 0x08080808u);
     static constexpr ByteTable kTable = make_lifted_table<Kind>();
-    return looked_up(kTable, joined(digits, signs));
+    return looked_up(kTable, masked(shifted<Part % 2 * 4>(unit.words[Part / 2]), 0x0f0f0f0fu));
   } else {
     const Words pairs = masked(shifted<2 * Part>(unit.words[0]), 0x03030303u);
     if constexpr (Kind == VN_CODE_UINT2 || Kind == VN_CODE_INT2) return pairs;

@@ -1,5 +1,9 @@
 """Inputs of eight bits: the same bits in every build and company, near what exact sums give."""
 
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +11,12 @@ from hypothesis import strategies as st
 
 from tests.native.test_library import builds, make_context
 from tests.native.test_panels import BINDER, CASES, decode, make_packed, multiply
-from vllm.model_executor.layers.quantization.panels import CodedRows, GroupValues, PackedRows
+from vllm.model_executor.layers.quantization.panels import (
+    CodedRows,
+    GroupValues,
+    PackedRows,
+    widen_words,
+)
 from vllm.model_executor.layers.quantization.storages import PlainRows, StackedRows
 from vllm.v1.attention.ops.stored import CodeKind, Inputs
 from vllm.v1.attention.ops.stored_products import stored_linear
@@ -95,6 +104,77 @@ def test_every_low_code_meets_every_place_of_a_unit(inputs: Inputs) -> None:
             torch.testing.assert_close(got, decode(source), atol=1e-5, rtol=3e-7)
 
 
+Array = npt.NDArray[np.float32]
+
+
+def multiply_by_spans(x: torch.Tensor, source: PackedRows) -> torch.Tensor:
+    """The order of sums where scales are whole numbers, spelled out: those of a span are whole."""
+
+    def take(values: torch.Tensor) -> torch.Tensor:
+        return values.transpose(1, 2).flatten(0, 1)[: source.num_rows]
+
+    def numbers(part: GroupValues) -> tuple[torch.Tensor, Array]:
+        own = part.map(take)
+        assert own.factors is not None
+        whole = replace(own, factors=None, step=1.0).widen().long()
+        return whole, own.factors.float().numpy() * np.float32(own.step)
+
+    codes = widen_words(take(source.codes), source.kind)[:, : source.num_columns].long()
+    parts = [numbers(part) for part in (source.scales, source.offsets) if part is not None]
+    width = source.group * source.span
+    total = np.zeros((len(x), source.num_rows), np.float32)
+    for begin in range(0, source.num_columns, width):
+        own = x[:, begin : begin + width].numpy()
+        peaks = np.abs(own).max(1, keepdims=True)
+        scale = peaks / np.float32(127)
+        whole = torch.from_numpy(np.rint(own * (np.float32(127) / peaks))).long()
+        for part, (values, factors) in enumerate(parts):
+            all_sums = torch.zeros(len(x), source.num_rows, dtype=torch.long)
+            for at in range(0, whole.shape[1], source.group):
+                inputs = whole[:, at : at + source.group]
+                met = codes[:, begin + at : begin + at + source.group]
+                sums = inputs @ met.T if part == 0 else inputs.sum(1, keepdim=True)
+                all_sums += sums * values[:, (begin + at) // source.group]
+            steps = factors[:, begin // source.group // source.scales.fan] * scale
+            wide = all_sums.numpy().astype(np.float32).astype(np.float64) * steps
+            total = (wide + total).astype(np.float32)
+    return torch.from_numpy(total)
+
+
+SPAN_CASES: list[tuple[CodeKind, int, str, str]] = [
+    ("uint2", 16, "low", "high"),
+    ("int3", 16, "k", "none"),
+    ("int6", 16, "k", "none"),
+    ("int6", 32, "k", "none"),
+    ("uint4", 32, "k", "k"),
+    ("iq4", 32, "k", "none"),
+    ("odd4", 32, "odd", "none"),
+    ("iq1", 16, "odd", "none"),
+    ("iq2", 16, "odd", "none"),
+    ("iq2_xxs", 32, "codes", "none"),
+    ("iq3_xxs", 32, "codes", "none"),
+    ("int8", 256, "k", "none"),
+]
+
+
+@pytest.mark.parametrize("case", SPAN_CASES, ids=str)
+def test_sums_of_whole_scales_are_whole(case: tuple[CodeKind, int, str, str]) -> None:
+    kind, group, *numbers = case
+    # Whole spans; and such as end within a group.
+    for width in (1024, 1128):
+        made = make_packed(kind, 70, width, group, *numbers, seed=width)
+        source = rounding(made, "bytes by group")
+        # Of eight groups a factor, those of 1,024 inputs at most.
+        assert source.span == min(8, 1024 // group)
+        x = torch.randn(5, width, generator=torch.Generator().manual_seed(3))
+        expected = multiply_by_spans(x, source)
+        for build in builds():
+            for count in (1, 5):
+                got = multiply(build, x[:count], source)
+                torch.testing.assert_close(got, expected[:count], atol=1e-4, rtol=1e-5)
+                assert (got != expected[:count]).sum() <= 2, "double rounding alone explains few"
+
+
 def test_rounding_at_its_edges() -> None:
     source = rounding(make_packed("int8", 3, 8, 8, "f32"), "bytes by row")
     weight = decode(source)
@@ -169,3 +249,11 @@ def test_groups_beyond_a_sum_of_32_bits_take_inputs_whole() -> None:
         words, scales = torch.zeros(1, width // 4).int(), GroupValues(torch.ones(1, 1))
         rows = CodedRows("int8", words, width, 1 << 20, scales)
         assert PackedRows(rows, "w", "bytes by row").inputs == expected
+
+
+def test_groups_too_wide_for_whole_scales_take_inputs_whole() -> None:
+    # Of codes that have no other sums; others then add group by group.
+    for kind, expected in (("int3", "whole"), ("int6", "bytes by group")):
+        source = make_packed(kind, 3, 2048, 2048, "k")
+        again = PackedRows.of_parts(source.parts, "bytes by group")
+        assert (again.span, again.inputs) == (0, expected)

@@ -81,8 +81,9 @@ _E4M3_NAN = 0x7F
 _SIGN_AND_EXPONENT = -0x800000
 # e4m3's numbers lie between 2^-9 and 2^9: within these bounds their products are normal numbers.
 _LEAST_STEP, _LARGEST_STEP = 2.0**-117, 2.0**118
+# Sums of so many products of bytes are whole numbers of 32 bits; of so many, times scales, too.
 _MOST_BYTE_INPUTS = 1 << 17
-# A sum of so many products of bytes is a whole number of 32 bits.
+_MOST_SPAN_INPUTS = 1024
 _LEAST_PEAK = 1e-30
 _SHARED_BYTES = 32 << 20
 _LINE_BYTES = 64
@@ -114,6 +115,8 @@ class CodeUnit:
 
 # On accelerators such matrices are kept in other forms.
 _CPU_KINDS: frozenset[CodeKind] = LOW_BIT_KINDS | {"int6", "e4m3", "odd4"}
+# Their products with bytes are sums over spans alone.
+_SPAN_KINDS: frozenset[CodeKind] = (LOW_BIT_KINDS - {"int2"}) | {"odd4"}
 _WIDER_KINDS: dict[CodeKind, CodeKind] = {"uint2": "uint4", "int2": "int4", "int3": "int4"}
 _UNITS: dict[CodeKind, CodeUnit] = {
     "int8": CodeUnit(4),
@@ -184,6 +187,12 @@ class GroupValues:
             return replace(self, values=self._own_numbers().to(torch.int8), part="whole")
         is_plain = self.part == "whole" and self.step == 1
         return self if is_plain else GroupValues(self.widen())
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether they are whole numbers of a byte under factors."""
+        is_byte = self.part != "whole" or self.values.dtype == torch.int8
+        return self.factors is not None and is_byte
 
     @property
     def are_zeros(self) -> bool:
@@ -346,12 +355,12 @@ class PackedRows:
                 f"{name}: {num_words} words of {rows.kind} codes and groups of "
                 f"{rows.group} for {rows.num_columns} inputs"
             )
-        self.inputs = self._find_inputs(inputs)
         for part, what in ((rows.scales, "scale"), (rows.offsets, "offset")):
             if part is not None:
                 _check_numbers(name, what, part)
         self.scales, self.offsets = rows.pack_numbers(self.codes)
         self.order = rows.order
+        self.inputs = self._find_inputs(inputs)
 
     @classmethod
     def of_parts(cls, parts: PanelParts, inputs: Inputs) -> PackedRows:
@@ -369,7 +378,23 @@ class PackedRows:
 
     def _find_inputs(self, wanted: Inputs) -> Inputs:
         takes_bytes = self.kind != "e4m3" and self.group <= _MOST_BYTE_INPUTS
+        if self.kind in _SPAN_KINDS:
+            takes_bytes = self.span > 0
         return wanted if takes_bytes else "whole"
+
+    @property
+    def span(self) -> int:
+        """Groups whose inputs are rounded as one, as sums of whole numbers go over all of them.
+
+        They are those of a factor of scales that are whole numbers, or an even part of them; 0:
+        scales are none. The native kernels have the same rule (``find_span``).
+        """
+        parts = [part for part in (self.scales, self.offsets) if part is not None]
+        if not all(part.are_whole for part in parts):
+            return 0
+        fan = max(part.fan for part in parts)
+        most = min(fan, _MOST_SPAN_INPUTS // self.group)
+        return next((span for span in range(most, 0, -1) if fan % span == 0), 0)
 
     @property
     def nbytes(self) -> int:
@@ -390,7 +415,8 @@ class PackedRows:
         order = torch.arange(self.num_columns, device=x.device)
         if self.order is not None:
             order = self.order.long()
-        parts = [round_to_bytes(x[:, own]) for own in torch.split(order, self.group)]
+        width = self.group * max(1, self.span)
+        parts = [round_to_bytes(x[:, own]) for own in torch.split(order, width)]
         rounded = torch.empty_like(x)
         rounded[:, order] = torch.cat(parts, 1)
         return rounded
@@ -412,6 +438,7 @@ class PackedRows:
             has_zeros=offsets is not None and offsets.are_zeros,
             order=None if self.order is None else self.order[None],
             group=self.group,
+            span=max(1, self.span),
             inputs=self.inputs,
             out_size=self.num_rows,
             in_size=self.num_columns,

@@ -30,7 +30,8 @@ two tables of eight, and indexes into two codebooks."""
 
 Inputs = Literal["whole", "bytes by row", "bytes by group"]
 """What a product's inputs are rounded to, a property of the matrix: nothing, or 255 steps of the
-largest of a row, or of a row's group of weights."""
+largest of a row, or of a row's group of weights: of several where scales are whole numbers under a
+factor."""
 
 PANEL = 64
 """Outputs of a panel."""
@@ -119,6 +120,7 @@ class PanelStack:
         has_zeros: Whether ``offsets`` are zero points.
         order: int32 [E * parts, in]: the input that the k-th code is of; None: the k-th.
         group: Inputs under a scale; whole words.
+        span: Groups whose inputs are rounded as one.
         inputs: What the products' inputs are rounded to.
         out_size, in_size: Of one matrix.
         num_matrices: E.
@@ -133,6 +135,7 @@ class PanelStack:
     has_zeros: bool
     order: torch.Tensor | None
     group: int
+    span: int
     inputs: Inputs
     out_size: int
     in_size: int

@@ -299,7 +299,8 @@ def _round_inputs(x: torch.Tensor, stack: PanelStack) -> tuple[torch.Tensor, tor
 
     Scales are fp32 [T, groups]: of one group where a row is rounded as a whole.
     """
-    group = stack.group if stack.inputs == "bytes by group" else stack.in_size
+    is_whole = stack.inputs == "bytes by row"
+    group = stack.in_size if is_whole else stack.group * stack.span
     num_groups = divide_up(stack.in_size, group)
     codes = torch.empty((len(x), stack.in_size), dtype=torch.float16, device=x.device)
     scales = torch.empty((len(x), num_groups), dtype=torch.float32, device=x.device)
@@ -322,7 +323,10 @@ def _round_inputs(x: torch.Tensor, stack: PanelStack) -> tuple[torch.Tensor, tor
         # Else the product and the rounding after it become one step, which rounds ties otherwise.
         enable_fp_fusion=False,
     )
-    return codes, scales
+    if is_whole or stack.span == 1:
+        return codes, scales
+    by_group = scales.repeat_interleave(stack.span, 1)
+    return codes, by_group[:, : divide_up(stack.in_size, stack.group)].contiguous()
 
 
 # -- products ---------------------------------------------------------------------------------
