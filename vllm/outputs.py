@@ -40,7 +40,8 @@ class CompletionOutput:
     Attributes:
         index: Which of the ``n``.
         finish_reason: "stop", "length", "abort", "error" or "repetition"; None while it runs.
-        stop_reason: The stop string or stop token id that ended it; None for the end token.
+        stop_reason: The stop string or stop token id that ended it, what repeated, or what went on
+            in JSON that a limit cut off; None for the end token.
     """
 
     index: int

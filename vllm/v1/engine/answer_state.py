@@ -5,7 +5,7 @@ from typing import Any
 from vllm.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers import Tokenizer
-from vllm.utils.open_json import OpenPart, find_open_part
+from vllm.utils.open_json import OpenPart
 from vllm.v1.engine.detokenizer import Detokenizer, make_text_stream
 from vllm.v1.engine.logprobs import LogprobsCollector
 from vllm.v1.engine.output_queue import OutputSink
@@ -18,9 +18,9 @@ from vllm.v1.messages import (
     PrefillStats,
 )
 from vllm.v1.metrics.iteration_stats import RequestStateStats
+from vllm.v1.structured_output.open_answer import find_open_answer
 from vllm.v1.structured_output.reasoning import ReasoningTracker
 
-_JSON_KINDS = ("json", "json_object")
 _CUTTING = (FinishReason.LENGTH, FinishReason.REPETITION)
 
 
@@ -127,10 +127,10 @@ class AnswerState:
         return False
 
     def _find_open_part(self) -> OpenPart | None:
-        """What went on in an answer that is JSON; None: it is whole, or none was asked for."""
+        """What went on in an answer with a form; None: it is whole, or none was asked for."""
         params = self.request.sampling_params
         asked = params.structured_outputs
-        if asked is None or asked.kind not in _JSON_KINDS or self._tokenizer is None:
+        if asked is None or self._tokenizer is None:
             return None
         begin: int | None = 0
         if params.reasoning is not None:
@@ -138,7 +138,8 @@ class AnswerState:
             begin = ReasoningTracker(params.reasoning).find_end(self._token_ids)
         if begin is None:
             return OpenPart("nothing", "", 0)
-        return find_open_part(self._tokenizer.decode(self._token_ids[begin:]))
+        text = self._tokenizer.decode(self._token_ids[begin:], skip_special_tokens=False)
+        return find_open_answer(text, asked)
 
     def abort(self) -> None:
         """End the answer with what there is."""

@@ -252,7 +252,7 @@ class OutputProcessor:
 
 def _tell_open_part(state: AnswerState, part: OpenPart) -> None:
     logger.warning(
-        "The JSON of request %s has no end within %d tokens: %s.",
+        "The answer of request %s follows a grammar and has no end within %d tokens: %s.",
         state.parent.external_id,
         state.stats.num_generation_tokens,
         part,

@@ -1,0 +1,88 @@
+"""What went on in answers between tags."""
+
+import json
+from typing import Any
+
+import pytest
+
+from vllm.parser.forced_calls import AnswerGrammar, answer_tag
+from vllm.parser.grammar_formats import json_of
+from vllm.parser.registry import REASONING_PARSERS
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tokenizers.chat_tools import parse_tools
+from vllm.v1.structured_output.open_answer import find_open_answer
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"t": {"type": "string"}, "l": {"type": "array"}},
+    "required": ["t", "l"],
+}
+_TOOLS = parse_tools([{"function": {"name": "f", "parameters": _SCHEMA}}])
+_ON = "so on and " * 9
+_D = "｜DSML｜"
+_CALL = '<tool_call>\n{"name": "f", "arguments": '
+
+
+def _params(dialect: str, **asked: Any) -> StructuredOutputsParams:
+    return StructuredOutputsParams(
+        structural_tag=answer_tag(dialect, AnswerGrammar(_TOOLS, **asked))
+    )
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "said"),
+    [
+        ("hermes", f'{_CALL}{{"t": "{_ON}', "unfinished text at $.t"),
+        (
+            "hermes",
+            f'{_CALL}{{"t": "a", "l": []}}}}\n</tool_call>\n{_CALL}{{"t": "{_ON}',
+            "unfinished text at $.t",
+        ),
+        ("hermes", f'{_CALL}{{"t": "a", "l": [{"1, " * 30}', "unfinished list at $.l"),
+        ("hermes", "<tool_call>\n", None),
+        (
+            "qwen3_coder",
+            f"<tool_call>\n<function=f>\n<parameter=t>\n{_ON}",
+            "unfinished text at <parameter=t>",
+        ),
+        (
+            "qwen3_coder",
+            '<tool_call>\n<function=f>\n<parameter=t>\n"a\n</parameter>\n<parameter=l>\n['
+            + "1, " * 9,
+            "unfinished list at $",
+        ),
+        ("pythonic", f'[f(t="{_ON}', "unfinished text at $"),
+        ("pythonic", f'[f(t="a", l=[{"1, " * 30}', "unfinished list at $"),
+        ("kimi_k2", f'<|tool_call_argument_begin|>{{"t": "{_ON}', "unfinished text at $.t"),
+        (
+            "deepseek_v4",
+            f'<{_D}invoke name="f">\n<{_D}parameter name="t" string="true">{_ON}',
+            f'unfinished text at <{_D}parameter name="t" string="true">',
+        ),
+    ],
+)
+def test_calls(dialect: str, text: str, said: str | None) -> None:
+    part = find_open_answer(text, _params(dialect))
+    assert (None if part is None else part.short) == said
+
+
+def test_an_answer_beside_calls_and_a_thought_before_both() -> None:
+    asked = _params("hermes", form=json_of(_SCHEMA), thought=REASONING_PARSERS["qwen3"])
+    for text, said in (
+        (f'{{"t": "{_ON}', "unfinished text at $.t"),
+        (f"<think>{_ON}", "unfinished text at <think>"),
+        (f'<think>"</think>\n\n{{"t": "{_ON}', "unfinished text at $.t"),
+        (f'<think>a</think>\n\n{_CALL}{{"t": "{_ON}', "unfinished text at $.t"),
+    ):
+        part = find_open_answer(text, asked)
+        assert part is not None
+        assert part.short == said
+
+
+def test_other_grammars_have_no_values() -> None:
+    for asked in (
+        {"regex": "a+"},
+        {"choice": ["a"]},
+        {"structural_tag": json.dumps({"format": 5})},
+    ):
+        assert find_open_answer("aaa", StructuredOutputsParams(**asked)) is None  # type: ignore[arg-type]
