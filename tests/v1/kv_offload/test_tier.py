@@ -17,13 +17,12 @@ from tests.v1.kv_offload.tier_rig import (
     make_store,
     rows_key,
 )
-from vllm.distributed.kv_transfer.used_prefixes import load_prefixes
 from vllm.v1.core.pool.exports import PlacedCheckpoint, PrefixBlocks
 from vllm.v1.core.retention.standing import CheckpointStanding
 from vllm.v1.kv_offload.lookups.rates import Rates
 from vllm.v1.kv_offload.orders import Moved, OffloadReport
 from vllm.v1.kv_offload.restores import tier_restores
-from vllm.v1.kv_offload.restores.warm_start import WARM_FILE
+from vllm.v1.kv_offload.restores.warm_file import WARM_FILE, load_prefixes
 from vllm.v1.kv_offload.writes import tier_writes
 from vllm.v1.messages import RESTORE_DECLINED
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from vllm.cachelab.trace.events import HASH_BYTES
-from vllm.distributed.kv_transfer.used_prefixes import cut_hashes
-from vllm.v1.kv_offload.restores.warm_start import WARM_FILE
+from vllm.v1.kv_offload.restores.warm_file import WARM_FILE, cut_hashes
 
 
 def write_small(name: str, data: bytes) -> str:

@@ -25,7 +25,8 @@ from vllm.v1.kv_offload.reports import (
     TierUpdates,
 )
 from vllm.v1.kv_offload.restores.tier_restores import TierRestores
-from vllm.v1.kv_offload.restores.warm_start import WARM_FILE, Warming
+from vllm.v1.kv_offload.restores.warm_file import WARM_FILE
+from vllm.v1.kv_offload.restores.warm_start import Warming
 from vllm.v1.kv_offload.settings import OffloadSettings
 from vllm.v1.kv_offload.store.keeper import Keeper
 from vllm.v1.kv_offload.store.object_store import ObjectStore

@@ -9,15 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.own_loads import OwnLoads, stand_in
-from vllm.distributed.kv_transfer.used_prefixes import (
-    WarmList,
-    WarmPrefix,
-    dump_prefixes,
-    load_prefixes,
-)
+from vllm.distributed.kv_transfer.used_prefixes import WarmList, WarmPrefix
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.layout import ObjectLayout
 from vllm.v1.kv_offload.lookups.ways import Restorable, Tiers, find_restorable
+from vllm.v1.kv_offload.restores.warm_file import dump_prefixes, load_prefixes
 from vllm.v1.kv_offload.store.opening import IndexUnreadError
 from vllm.v1.kv_offload.tier_view import WarmStart
 from vllm.v1.request import Request
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-WARM_FILE = "warm"
 # The list is written down so often at most.
 _WRITE_S = 5.0
 # They may fill this share of the pool.
