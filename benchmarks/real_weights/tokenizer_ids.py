@@ -54,6 +54,8 @@ _RELEASES: Mapping[str, tuple[dict[str, Any] | None, list[dict[str, Any]]]] = Ma
     }
 )
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
+_NEVER_MERGED = (_CONTROL, _USER_DEFINED, _BYTE)
+_NEVER = float("-inf")
 _SPACE = "\u2581"
 _MOST_SHOWN = 5
 
@@ -119,17 +121,21 @@ class _SentencePiece:
 
     def _merge(self, text: str) -> list[int]:
         parts = list(text.replace(" ", _SPACE))
-        while True:
-            found = [
-                (self._scores[number], -at)
-                for at, pair in enumerate(pairwise(parts))
-                if (number := self._ids.get("".join(pair))) is not None
-                and self._types[number] not in (_CONTROL, _USER_DEFINED, _BYTE)
-            ]
-            if not found:
-                return [number for part in parts for number in self._spell(part)]
-            at = -max(found)[1]
+        # Of each part and the next one; the last has none.
+        scores = [self._score(*pair) for pair in pairwise(parts)]
+        while scores and (best := max(scores)) > _NEVER:
+            at = scores.index(best)
             parts[at : at + 2] = ["".join(parts[at : at + 2])]
+            del scores[at]
+            for left in (at - 1, at):
+                if 0 <= left < len(scores):
+                    scores[left] = self._score(parts[left], parts[left + 1])
+        return [number for part in parts for number in self._spell(part)]
+
+    def _score(self, left: str, right: str) -> float:
+        number = self._ids.get(left + right)
+        is_plain = number is not None and self._types[number] not in _NEVER_MERGED
+        return self._scores[number] if number is not None and is_plain else _NEVER
 
     def _spell(self, part: str) -> list[int]:
         if part in self._ids:
