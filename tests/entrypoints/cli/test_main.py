@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm.entrypoints.cli.main import main
+from vllm.entrypoints.cli.main import main, make_parser
 
 
 def _exit_code(*arguments: str) -> object:
@@ -32,3 +32,12 @@ def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert _exit_code() == 2
     assert _exit_code("srve") == 2
     assert "serve" in capsys.readouterr().err
+
+
+def test_where_a_command_is_named_no_other_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser("render").parse_args(["chat"])
+    assert "invalid choice: 'chat' (choose from 'render')" in capsys.readouterr().err
+    assert make_parser("run-batch").parse_args(["run-batch", "-i", "a", "-o", "b"]).command
+    for name in ("serve", "collect-env", "decisions"):
+        assert name in make_parser("srve").format_help()

@@ -2,10 +2,10 @@
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from vllm.config import ModelConfig
-from vllm.entrypoints.pooling.gguf_plan import read_gguf_plan
 from vllm.entrypoints.pooling.plan import VectorPlan, YesNo
 from vllm.entrypoints.pooling.sentence_files import (
     has_sentence_files,
@@ -18,6 +18,7 @@ from vllm.model_executor.models.registry import resolve_model
 from vllm.tokenizers import Tokenizer
 from vllm.utils.gguf_file import is_gguf
 
+_GGUF_PLAN = "vllm.entrypoints.pooling.gguf_plan"
 # Its config.json is that of the model it was trained from.
 _RERANKER = re.compile(r"qwen3-reranker", re.IGNORECASE)
 _KNOWN_PROMPT = "Judge whether the Document meets the requirements"
@@ -43,7 +44,7 @@ def find_plan(model: ModelConfig, tokenizer: Tokenizer) -> VectorPlan:
     plan = replace(plan, projection=projection)
     ranks = False
     if is_gguf(folder):
-        plan, ranks = read_gguf_plan(str(folder), plan)
+        plan, ranks = import_module(_GGUF_PLAN).read_gguf_plan(str(folder), plan)
     if plan.yes_no is not None and not _has_known_prompt(tokenizer):
         raise UnsupportedModelError(
             f"{folder}: its modules name a LogitScore, and its chat template is not that of "

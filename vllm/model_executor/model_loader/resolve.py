@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
-from vllm.model_executor.model_loader.gguf_config import read_gguf_config
 from vllm.utils.gguf_file import is_gguf, read_gguf
 
 logger = init_logger(__name__)
@@ -22,6 +22,8 @@ _PART_OF_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 # GGUF files that stand beside a model's own.
 _BESIDE = ("mmproj", "mtp-")
 _CONFIG_PATTERNS = ("*.json", "*.jinja", "tokenizer.model")
+# Names and layouts of all architectures that GGUF files have: loaded with the first such file.
+_GGUF_CONFIG = "vllm.model_executor.model_loader.gguf_config"
 _WEIGHT_PATTERNS = ("*.safetensors",)
 
 
@@ -150,7 +152,9 @@ def read_hf_config(
         UnsupportedModelError: It holds a model that is not served.
     """
     if is_gguf(path) and Path(path).is_file():
-        return read_gguf_config(path, drafts, mmproj)
+        read = import_module(_GGUF_CONFIG).read_gguf_config
+        config: dict[str, Any] = read(path, drafts, mmproj)
+        return config
     if mmproj is not None:
         raise ConfigError(
             f"mmproj={str(mmproj)!r} goes with a model in a GGUF file, and {path} is none: "

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 
 from vllm import envs
@@ -9,7 +10,6 @@ from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files, read_headers
 from vllm.model_executor.towers.files import find_fingerprint, find_obstacle, pick_tensors
-from vllm.model_executor.towers.mmproj import describe_tower
 from vllm.model_executor.towers.plans import ImagesPlan
 from vllm.multimodal.families import ImageFamily
 from vllm.utils.gguf_file import is_gguf
@@ -17,6 +17,7 @@ from vllm.utils.gguf_file import is_gguf
 logger = init_logger(__name__)
 
 _VALUE_BYTES = 4
+_MMPROJ = "vllm.model_executor.towers.mmproj"
 _ALONE = "a GGUF file holds no tower for pictures: give its mmproj file with --mmproj"
 
 
@@ -78,7 +79,7 @@ def find_images(
         digest = sha256(repr((plan.tower, seed)).encode()).hexdigest()
         return ServedImages(family, "", _name(digest), are_whole, longest, row_bytes)
     if mmproj is not None:
-        stored = describe_tower(mmproj)
+        stored = import_module(_MMPROJ).describe_tower(mmproj)
     elif is_gguf(checkpoint):
         return ServedImages(None, _ALONE)
     else:
