@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL ?= deepseek-v4
 ARGS ?= --block-size 32
 # Test processes side by side: three keep two cores busy, as tests wait for servers. A file's tests
-# stay together and share its servers; which file comes first: tests/distributing.py.
+# stay together and share its servers; which file comes first: tests/file_order.py.
 WORKERS ?= 3
 
 # The tests start hundreds of processes, which would each compile all that they import.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.building import build_once
-from tests.distributing import FileScheduling, sort_by_length
+from tests.file_order import FileScheduling, sort_by_length
 
 # What is collected stays to the end: looked through again and again, it took a fifth of the time
 # until the first test, and more of each later look.
