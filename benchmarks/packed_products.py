@@ -72,6 +72,9 @@ FORMS: dict[str, Callable[[int, int], RowSource]] = {
     "int4 g128, int8 inputs": make_int4(128, "bytes by group"),
     "Q4_K, int8 inputs": make_blocks("Q4_K", "bytes by group"),
     "Q8_0, int8 inputs": make_blocks("Q8_0", "bytes by group"),
+    "int4 g32, int16 inputs": make_int4(32, "two bytes by group"),
+    "Q4_K, int16 inputs": make_blocks("Q4_K", "two bytes by group"),
+    "Q8_0, int16 inputs": make_blocks("Q8_0", "two bytes by group"),
 }
 
 

@@ -749,14 +749,18 @@ VN_APART void dot_spans_alone(const ByteInputs& x, int64_t row, const PanelView&
   }
 }
 
+// Rows of which each meets codes by itself, faster than together: bytes of two bits are made in few steps.
+template <int Kind>
+constexpr int64_t kAloneRows = kByteVecs == 1 && Kind == VN_CODE_UINT2 ? 2 : 1;
+
 // One row: memory is the limit.
 template <int Kind, typename Body>
-VN_INLINE void run_alone(const ByteInputs& x, const PanelView& panel, Body&& run_tile) {
+VN_INLINE void run_alone(const ByteInputs& x, const PanelView& panel, int64_t at, Body&& run_tile) {
   const std::integral_constant<int, 1> one;
   if (kMayFetchAlone && x.units.fetches_alone) {
-    run_tile(one, 0, StoredBytes<Kind, kMayFetchAlone ? kFetchNone : kFetchNext>{panel});
+    run_tile(one, at, StoredBytes<Kind, kMayFetchAlone ? kFetchNone : kFetchNext>{panel});
   } else {
-    run_tile(one, 0, StoredBytes<Kind, kFetchNext>{panel});
+    run_tile(one, at, StoredBytes<Kind, kFetchNext>{panel});
   }
 }
 
@@ -805,7 +809,7 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
   const int64_t step = std::max<int64_t>(1, kChain / panel.m.group / span) * span;
   // Where tiles are many, or codes take many steps; else where a group's bytes stay in the first-level
   // cache.
-  const bool decodes = kIsLow<Kind> ? kDecodesAll || rows > 1
+  const bool decodes = kIsLow<Kind> ? kDecodesAll || rows > kAloneRows<Kind>
                                     : kUnitCodes<Kind> > 4 && rows > kByteRows && panel.m.group <= kChain;
   if (decodes) codes.resize(std::max<int64_t>(kChain, step * panel.m.group) / 4 * kPanelVecs);
   for (int64_t begin = 0; begin < panel.groups; begin += step) {
@@ -830,9 +834,11 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
       const DecodedBytes<kOwn> source = {codes.data(), first, kLift<Kind>, units};
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });
     } else if constexpr (kIsLow<Kind>) {
-      if constexpr (!kDecodesAll) run_alone<Kind>(x, panel, run_tile);
+      if constexpr (!kDecodesAll) {
+        for (int64_t r = 0; r < rows; ++r) run_alone<Kind>(x, panel, r, run_tile);
+      }
     } else if (rows == 1) {
-      run_alone<Kind>(x, panel, run_tile);
+      run_alone<Kind>(x, panel, 0, run_tile);
     } else {
       const StoredBytes<Kind, kFetchLater> source = {panel};
       each_tile<kByteRows>(rows, [&](auto height, int64_t at) { run_tile(height, at, source); });

@@ -9,6 +9,9 @@
 //   y = sum over spans of  sum over groups(scale * sum(code * input)) * (factor * input scale)
 //                        [+ sum over groups(offset * inputs) * (offset factor * input scale)]
 //
+// Inputs of two bytes are two rows: the inputs in eight bits, and what that leaves of them. Each is multiplied
+// as if it were alone, and an output is their sum.
+//
 // Four inputs of a row are a word, which meets the words of codes of sixteen outputs: of a word of
 // eight codes first the even ones, then the odd ones.
 #pragma once
@@ -26,7 +29,10 @@
 
 namespace vn {
 
-// Rows of rounded inputs, in the order of a matrix's codes.
+// A vn_input_kind beside those of vllm_native.h: multiples of a 127 * 254th of the largest of a group.
+constexpr int32_t kInputTwoBytesByGroup = 3;
+
+// Rows of rounded inputs, in the order of a matrix's codes; a row of two bytes is two.
 struct ByteInputs {
   int8_t* codes;  // [rows, stride], whole words, filled up with zeros
   float* scales;  // [rows, groups]
@@ -34,6 +40,7 @@ struct ByteInputs {
   int64_t stride, groups;
   // What the processor has for them.
   Units units;
+  int64_t planes = 1;  // rows that an input row is
 };
 
 // Where a panel's outputs start .. start + count - 1 go: of rows `stride` values apart.
@@ -69,6 +76,7 @@ struct ByteForm {
   int64_t span;  // groups that are rounded as one
   const int32_t* order;
   bool is_by_row;  // one scale for all groups
+  int64_t planes;
   int spread;      // how far apart the four inputs of a word lie (units.h)
 
   explicit ByteForm(const vn_matrix& m) : cols(m.cols) {
@@ -77,11 +85,12 @@ struct ByteForm {
     span = std::max<int64_t>(1, find_span(own));
     order = own.order;
     is_by_row = own.input_kind == VN_INPUT_BYTES_BY_ROW;
+    planes = own.input_kind == kInputTwoBytesByGroup ? 2 : 1;
     spread = input_spread(own.code_kind);
   }
   bool operator==(const ByteForm& other) const {
     return cols == other.cols && group == other.group && span == other.span && order == other.order &&
-           is_by_row == other.is_by_row && spread == other.spread;
+           is_by_row == other.is_by_row && planes == other.planes && spread == other.spread;
   }
   int64_t groups() const { return ceil_div(cols, group); }
   int64_t stride() const { return ceil_div(cols, 32) * 32; }
@@ -98,13 +107,22 @@ inline uint32_t find_peak(const float* x, int64_t count) {
   return peak;
 }
 
+// The nearest whole number of at most 127, ties to even.
+inline int8_t nearest_byte(float x) {
+  // Added to a small number it leaves the nearest whole one in the last bits.
+  constexpr float kWhole = 12582912.0f;
+  constexpr uint32_t kWholeBits = 0x4b400000u;
+  const float moved = x + kWhole;
+  uint32_t bits;
+  std::memcpy(&bits, &moved, sizeof(bits));
+  return static_cast<int8_t>(bits - kWholeBits);
+}
+
 // Rounds inputs to multiples of a scale, at most 127 of it, ties to even. With an input that is no
 // number the scale is none either; inputs that are all next to nothing are zero.
 inline float round_to_bytes(const float* x, int64_t count, uint32_t peak_bits, int8_t* codes) {
   constexpr float kLeast = 1e-30f;
-  // Added to a small number it leaves the nearest whole one in the last bits.
-  constexpr float kWhole = 12582912.0f;
-  constexpr uint32_t kWholeBits = 0x4b400000u, kInfinity = 0x7f800000u;
+  constexpr uint32_t kInfinity = 0x7f800000u;
   float peak;
   std::memcpy(&peak, &peak_bits, sizeof(peak));
   const bool has_codes = peak_bits < kInfinity && peak >= kLeast;
@@ -113,16 +131,38 @@ inline float round_to_bytes(const float* x, int64_t count, uint32_t peak_bits, i
     return peak_bits < kInfinity ? 0.0f : NAN;
   }
   const float inverse = 127.0f / peak;
-  for (int64_t i = 0; i < count; ++i) {
-    const float moved = x[i] * inverse + kWhole;
-    uint32_t bits;
-    std::memcpy(&bits, &moved, sizeof(bits));
-    codes[i] = static_cast<int8_t>(bits - kWholeBits);
-  }
+  for (int64_t i = 0; i < count; ++i) codes[i] = nearest_byte(x[i] * inverse);
   return peak / 127.0f;
 }
 
-// Rounds a row of inputs; see ByteInputs.
+// What codes of a scale leave of inputs, as multiples of a 254th of it: half of it is the most.
+inline float round_rest_to_bytes(const float* x, int64_t count, float scale, const int8_t* codes,
+                                 int8_t* rest) {
+  if (!(scale > 0.0f)) {
+    std::fill_n(rest, count, int8_t{0});
+    return 0.0f;
+  }
+  const float inverse = 254.0f / scale;
+  for (int64_t i = 0; i < count; ++i) {
+    const float left = x[i] - static_cast<float>(codes[i]) * scale;
+    rest[i] = nearest_byte(left * inverse);
+  }
+  return scale / 254.0f;
+}
+
+// Fills a row up with zeros, and moves four inputs that meet in a word together.
+inline void order_inputs(const ByteForm& form, int8_t* codes) {
+  std::fill(codes + form.cols, codes + form.stride(), int8_t{0});
+  if (form.spread == 1) return;
+  const int run = 4 * form.spread;
+  for (int64_t k = 0; k < form.stride(); k += run) {
+    int8_t own[32];
+    std::memcpy(own, codes + k, run);
+    for (int i = 0; i < run; ++i) codes[k + i] = own[i % 4 * form.spread + i / 4];
+  }
+}
+
+// Rounds a row of inputs, to as many rows as the form has planes; see ByteInputs.
 inline void round_row_to_bytes(const ByteForm& form, const float* x, int8_t* codes, float* scales,
                                int32_t* sums) {
   thread_local Floats gathered;
@@ -135,20 +175,19 @@ inline void round_row_to_bytes(const ByteForm& form, const float* x, int8_t* cod
   for (int64_t first = 0; first < form.groups(); first += form.span) {
     const int64_t begin = first * form.group, count = std::min(form.span * form.group, form.cols - begin);
     const uint32_t peak = form.is_by_row ? whole_peak : find_peak(x + begin, count);
-    const float scale = round_to_bytes(x + begin, count, peak, codes + begin);
-    for (int64_t g = first; g * form.group < begin + count; ++g) {
-      const int64_t end = std::min(begin + count, (g + 1) * form.group);
-      scales[g] = scale;
-      sums[g] = std::accumulate(codes + g * form.group, codes + end, int32_t{0});
+    float scale = round_to_bytes(x + begin, count, peak, codes + begin);
+    for (int64_t plane = 0; plane < form.planes; ++plane) {
+      int8_t* own = codes + plane * form.stride();
+      if (plane > 0) scale = round_rest_to_bytes(x + begin, count, scale, codes + begin, own + begin);
+      for (int64_t g = first; g * form.group < begin + count; ++g) {
+        const int64_t at = plane * form.groups() + g, end = std::min(begin + count, (g + 1) * form.group);
+        scales[at] = scale;
+        sums[at] = std::accumulate(own + g * form.group, own + end, int32_t{0});
+      }
     }
   }
-  std::fill(codes + form.cols, codes + form.stride(), int8_t{0});
-  if (form.spread == 1) return;
-  const int run = 4 * form.spread;
-  for (int64_t k = 0; k < form.stride(); k += run) {
-    int8_t own[32];
-    std::memcpy(own, codes + k, run);
-    for (int i = 0; i < run; ++i) codes[k + i] = own[i % 4 * form.spread + i / 4];
+  for (int64_t plane = 0; plane < form.planes; ++plane) {
+    order_inputs(form, codes + plane * form.stride());
   }
 }
 

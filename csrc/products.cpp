@@ -484,9 +484,10 @@ class Rounding {
       PreparedInputs own = {form, false, &m, p.num_rows, {}, {}};
       if (form == kToBytes) {
         const ByteForm bytes(m);
-        own.bytes = {nullptr, nullptr, nullptr, bytes.stride(), bytes.groups(), pool.units()};
-        sizes.codes += p.num_rows * bytes.stride();
-        sizes.groups += p.num_rows * bytes.groups();
+        own.bytes = {nullptr,       nullptr,        nullptr,     bytes.stride(),
+                     bytes.groups(), pool.units(), bytes.planes};
+        sizes.codes += p.num_rows * bytes.planes * bytes.stride();
+        sizes.groups += p.num_rows * bytes.planes * bytes.groups();
       } else {
         own.rounded.stride = count_blocks(m.cols) * kBlockInputs;
         own.is_tiled = pool.units().tiles && p.num_rows >= kTiledRows;
@@ -509,8 +510,8 @@ class Rounding {
         own.bytes.codes = codes_.data() + at.codes;
         own.bytes.scales = scales_.data() + at.groups;
         own.bytes.sums = sums_.data() + at.groups;
-        at.codes += own.num_rows * own.bytes.stride;
-        at.groups += own.num_rows * own.bytes.groups;
+        at.codes += own.num_rows * own.bytes.planes * own.bytes.stride;
+        at.groups += own.num_rows * own.bytes.planes * own.bytes.groups;
       } else if (own.is_tiled) {
         own.rounded.halves = halves_.data() + at.halves;
         at.halves += own.num_rows * own.rounded.stride;
@@ -526,9 +527,9 @@ class Rounding {
     const int64_t cols = p.matrix->cols, stride = own.rounded.stride;
     if (own.form == kToBytes) {
       const ByteInputs& b = own.bytes;
-      round_row_to_bytes(ByteForm(*own.matrix), x, b.codes + index * b.stride,
-                         b.scales + index * b.groups,
-                         b.sums + index * b.groups);
+      const int64_t first = index * b.planes;
+      round_row_to_bytes(ByteForm(*own.matrix), x, b.codes + first * b.stride,
+                         b.scales + first * b.groups, b.sums + first * b.groups);
     } else if (own.is_tiled) {
       uint16_t* out = own.rounded.halves + index * stride;
       for (int64_t k = 0; k < cols; ++k) out[k] = bf16_bits(x[k]);

@@ -300,7 +300,7 @@ def main() -> int:
     parser.add_argument("--model", choices=list(MODELS), default="qwen2.5-coder")
     parser.add_argument("--examiner", metavar="PYTHON", required=True)
     parser.add_argument("--llama-server", metavar="PROGRAM")
-    parser.add_argument("--inputs", choices=["exact", "int8"], default="exact")
+    parser.add_argument("--inputs", choices=["exact", "int16", "int8"], default="exact")
     parser.add_argument("--each", type=int, default=40, help="Entries of each category of BFCL.")
     parser.add_argument("--conversations", type=int, default=10, help="Of its several turns.")
     parser.add_argument("--problems", type=int, default=164, help="Of HumanEval.")

@@ -22,6 +22,7 @@ _MOST = 0.01
 ROUNDINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "exact": {"quantized_inputs": "exact"},
+        "int16_inputs": {"quantized_inputs": "int16"},
         "int8_inputs": {"quantized_inputs": "int8"},
         "float16_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "float16"},
         "bfloat16_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "bfloat16"},

@@ -22,7 +22,7 @@ from vllm.v1.attention.ops.stored import CodeKind, Inputs
 from vllm.v1.attention.ops.stored_products import stored_linear
 
 BYTE_CASES = [case for case in CASES if case[0] not in ("e4m3", "nf4")]
-FORMS: list[Inputs] = ["bytes by row", "bytes by group"]
+FORMS: list[Inputs] = ["bytes by row", "bytes by group", "two bytes by group"]
 
 
 def rounding(source: PackedRows, inputs: Inputs) -> PackedRows:
@@ -175,8 +175,25 @@ def test_sums_of_whole_scales_are_whole(case: tuple[CodeKind, int, str, str]) ->
                 assert (got != expected[:count]).sum() <= 2, "double rounding alone explains few"
 
 
-def test_rounding_at_its_edges() -> None:
-    source = rounding(make_packed("int8", 3, 8, 8, "f32"), "bytes by row")
+def test_two_bytes_are_two_hundred_times_nearer() -> None:
+    x = torch.randn(4, 512, generator=torch.Generator().manual_seed(5))
+    x[0] *= torch.logspace(-6, 3, 512)
+    for kind, group, numbers in (("int4", 32, ("f16", "none")), ("uint2", 16, ("low", "high"))):
+        made = make_packed(kind, 70, 512, group, *numbers)
+        step = x.abs().amax(1, keepdim=True) / 127
+        for inputs, most in (("bytes by group", 0.501), ("two bytes by group", 0.00199)):
+            source = rounding(made, inputs)
+            assert ((source.round_inputs(x) - x).abs() <= most * step).all()
+            expected = source.round_inputs(x).double() @ decode(source).double().T
+            for build in builds():
+                got = multiply(build, x, source)
+                sizes = x.double().abs() @ decode(source).double().abs().T
+                assert ((got - expected).abs() <= 2e-6 * sizes).all()
+
+
+@pytest.mark.parametrize("inputs", FORMS)
+def test_rounding_at_its_edges(inputs: Inputs) -> None:
+    source = rounding(make_packed("int8", 3, 8, 8, "f32"), inputs)
     weight = decode(source)
     rows = {
         "zeros": torch.zeros(8),
@@ -189,6 +206,8 @@ def test_rounding_at_its_edges() -> None:
     }
     x = torch.stack(list(rows.values()))
     ties = torch.tensor([127.0, 0, 2, 2, 0, -2, -2, 126])
+    if inputs == "two bytes by group":
+        ties = rows["ties go to even"]
     for build in builds():
         got = dict(zip(rows, multiply(build, x, source), strict=True))
         for name in ("zeros", "minus zeros", "next to nothing"):

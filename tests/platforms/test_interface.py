@@ -72,6 +72,7 @@ def test_a_default_is_asked_for_only_where_it_counts() -> None:
         ("auto", "0", "exact"),
         ("exact", "1", "exact"),
         ("int8", "0", "int8"),
+        ("int16", "1", "int16"),
         ("int8", None, "int8"),
     ],
 )

@@ -33,7 +33,7 @@ QUANTIZATIONS = (
     "gguf",
     "ascend",
 )
-QUANTIZED_INPUTS = ("auto", "int8", "exact")
+QUANTIZED_INPUTS = ("auto", "int8", "int16", "exact")
 DTYPES = ("auto", "float32", "float", "bfloat16", "float16", "half")
 # Image towers of models that code written for the scheduler's interface names without a folder.
 _NAMED_IMAGE_TOWERS = {"llava-1.5-": {"image_size": 336, "patch_size": 14}}
@@ -88,8 +88,9 @@ class ModelConfig:
     )
     quantized_inputs: str = option(
         "auto",
-        "Inputs of products with GGUF's and other four-bit matrices: exact, as they are (auto), "
-        "or int8, which is faster and changes answers a little (docs/quantisation.md).",
+        "Inputs of products with GGUF's and other four-bit matrices: exact, as they are (auto); "
+        "int16, which is faster and changes answers next to nothing; or int8, which is faster "
+        "still and changes answers a little (docs/quantisation.md).",
         group=_GROUP,
         choices=QUANTIZED_INPUTS,
         more="`auto` with `VLLM_CPU_INT4_W4A8=1` is `int8`.",

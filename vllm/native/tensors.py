@@ -69,7 +69,7 @@ _CODE_KINDS = {
     "iq2_xxs": 14,
     "iq3_xxs": 15,
 }
-_INPUT_KINDS = {"whole": 0, "bytes by row": 1, "bytes by group": 2}
+_INPUT_KINDS = {"whole": 0, "bytes by row": 1, "bytes by group": 2, "two bytes by group": 3}
 _SCALE_KINDS = {
     torch.float32: 0,
     torch.float16: 1,

@@ -40,21 +40,21 @@ from vllm.model_executor.model_loader.shards import Shard
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.registry import resolve_model
 from vllm.v1.attention.ops.registry import get_reference_op
-from vllm.v1.attention.ops.stored import RowSource
+from vllm.v1.attention.ops.stored import Inputs, RowSource
 from vllm.v1.attention.ops.stored_products import parts_by_inputs
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 
 
-def load(folder: Path, *, rounds_inputs: bool = False) -> DecoderForCausalLM:
+def load(folder: Path, *, inputs: Inputs = "whole") -> DecoderForCausalLM:
     """Loads a folder as the worker does."""
     raw = read_hf_config(folder)
     described = read_quantization(raw, folder)
     assert described is not None
     config = resolve_model(raw["architectures"]).parse_config(raw)
     stored = [own for own in read_stored_tensors(folder) if not described.leaves_out(own.name)]
-    weights = PackedWeights(stored, described, config.names.translate, rounds_inputs=rounds_inputs)
+    weights = PackedWeights(stored, described, config.names.translate, inputs=inputs)
     model = DecoderForCausalLM(
         config, ops=get_reference_op, dtype=torch.float32, device="cpu", quantization=weights
     )
@@ -207,7 +207,7 @@ def test_wrong_tensors_of_bitsandbytes_are_named(
     save_file({f"a.b.{k}": v for k, v in tensors.items()}, tmp_path / "model.safetensors")
     described = read_quantization({"quantization_config": form.config()})
     assert described is not None
-    weights = PackedWeights(read_stored_tensors(tmp_path), described, rounds_inputs=True)
+    weights = PackedWeights(read_stored_tensors(tmp_path), described, inputs="bytes by group")
     made = weights.make_matrix(MatrixSpec("a.b", 64, 8, torch.float32, CPU))
     assert made is not None
     for slot_name, slot in made.slots("a.b").items():
@@ -305,25 +305,28 @@ def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("form", "rounds_inputs", "expected"),
+    ("form", "inputs", "expected"),
     [
-        (Format("int8", 8, 0, scale_type=torch.float32, rounds_inputs=True), False, "by row"),
-        (Format("packed", 4, 32, rounds_inputs=True), False, "by row"),
-        (FORMATS["gptq-order"], True, "by group"),
-        (FORMATS["awq"], True, "by group"),
+        (
+            Format("int8", 8, 0, scale_type=torch.float32, rounds_inputs=True),
+            "whole",
+            "bytes by row",
+        ),
+        (Format("packed", 4, 32, rounds_inputs=True), "whole", "bytes by row"),
+        (FORMATS["gptq-order"], "bytes by group", "bytes by group"),
+        (FORMATS["awq"], "bytes by group", "bytes by group"),
+        (FORMATS["awq"], "two bytes by group", "two bytes by group"),
     ],
-    ids=["w8a8", "w4a8", "gptq-order", "awq"],
+    ids=["w8a8", "w4a8", "gptq-order", "awq", "w4a16"],
 )
-def test_inputs_of_eight_bits(
-    form: Format, rounds_inputs: bool, expected: str, tmp_path: Path
-) -> None:
+def test_rounded_inputs(form: Format, inputs: Inputs, expected: Inputs, tmp_path: Path) -> None:
     raw = {**PARITY_CONFIGS["llama"], **SIZES}
     state = published_tensors(build_hf_model(raw, seed=7))
     twin = write_quantised(form, raw, state, tmp_path)
-    model, plain = load(tmp_path, rounds_inputs=rounds_inputs), build_model(raw, twin)
+    model, plain = load(tmp_path, inputs=inputs), build_model(raw, twin)
     linears = [m for m in model.modules() if isinstance(m, ReplicatedLinear)]
     found = {part.inputs for own in linears for part in parts_by_inputs(_rows_of(own))}
-    assert found == {f"bytes {expected}"}
+    assert found == {expected}
     token_ids = random_tokens(70, 3)
     exact = make_harness(plain).run(token_ids, [70])
     by_torch = make_harness(model).run(token_ids, [70])

@@ -75,7 +75,7 @@ class GgufWeights(MatrixStorages):
     Args:
         path: The file, or the first part of it.
         drafts: The file of a block that drafts, if it has one of its own.
-        rounds_inputs: Whether the inputs of coded matrices are rounded to eight bits by group.
+        inputs: What the inputs of coded matrices are rounded to.
         ops: Resolves op names.
         pack: What packs blocks as they are; None: torch does.
     """
@@ -85,13 +85,13 @@ class GgufWeights(MatrixStorages):
         path: str | Path,
         drafts: str | Path | None = None,
         *,
-        rounds_inputs: bool = False,
+        inputs: Inputs = "whole",
         ops: OpResolver = get_reference_op,
         pack: BlockPacker | None = None,
     ) -> None:
         super().__init__(ops)
         self._pack = pack
-        self._inputs: Inputs = "bytes by group" if rounds_inputs else "whole"
+        self._inputs: Inputs = inputs
         self._conversion = Conversion(read_gguf(path))
         self._files = frozenset(find_parts(Path(path)))
         self._tensors = {entry[1].name: entry for entry in _read_both(path, drafts)}

@@ -25,6 +25,7 @@ _IN_WORDS: dict[Inputs, str] = {
     "whole": "as they are",
     "bytes by row": "int8 by token",
     "bytes by group": "int8 by token and group",
+    "two bytes by group": "int16 by token and group",
 }
 
 

@@ -52,7 +52,7 @@ class PackedWeights(MatrixStorages):
         config: What the checkpoint says about it.
         translate: Gives the name that the model asks by, of that in the files; None: they are one.
         find_shard: Tells which part of a plain tensor this rank holds.
-        rounds_inputs: Whether inputs of matrices of four bits are rounded to eight.
+        inputs: What inputs of matrices of four bits are rounded to.
         ops: Resolves op names.
     """
 
@@ -63,12 +63,12 @@ class PackedWeights(MatrixStorages):
         translate: Callable[[str], str] | None = None,
         find_shard: ShardFinder = find_whole,
         *,
-        rounds_inputs: bool = False,
+        inputs: Inputs = "whole",
         ops: OpResolver = get_reference_op,
     ) -> None:
         super().__init__(ops)
         self._config = config
-        self._rounds_inputs = rounds_inputs
+        self._inputs: Inputs = inputs
         for note in config.notes:
             logger.warning("%s", note)
         # By the model's name: the tensor and its module's name in the file.
@@ -214,7 +214,7 @@ class PackedWeights(MatrixStorages):
             return scheme.inputs
         # Products of bytes know no NF4.
         can_round = scheme.bits == 4 and scheme.format != "nf4"
-        return "bytes by group" if self._rounds_inputs and can_round else "whole"
+        return self._inputs if can_round else "whole"
 
     def _make_fp8(
         self, name: str, scheme: WeightScheme, rows: int, columns: int, device: torch.device

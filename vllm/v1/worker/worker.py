@@ -41,6 +41,7 @@ from vllm.utils.liveness import LONG_STEP_TIMEOUTS
 from vllm.v1.attention.metadata import CacheLayout
 from vllm.v1.attention.ops.narrow_linear import is_native
 from vllm.v1.attention.ops.registry import OpResolver
+from vllm.v1.attention.ops.stored import ROUNDED_INPUTS
 from vllm.v1.attention.step_model import StepModel
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -347,7 +348,7 @@ class Worker:
                 described,
                 self._model_spec.names.translate,
                 self._find_shard,
-                rounds_inputs=model_config.quantized_inputs == "int8",
+                inputs=ROUNDED_INPUTS[model_config.quantized_inputs],
                 ops=self._make_op_resolver(),
             )
             found, self._find_shard = packed, packed.find_shard
@@ -410,7 +411,7 @@ class Worker:
         self._gguf = weights = GgufWeights(
             checkpoint,
             self._drafts_file,
-            rounds_inputs=self._config.model_config.quantized_inputs == "int8",
+            inputs=ROUNDED_INPUTS[self._config.model_config.quantized_inputs],
             ops=self._make_op_resolver(),
             pack=self._platform.find_block_packer(),
         )

@@ -33,6 +33,7 @@ def make_manifest(
         CheckpointError: The checkpoint's files cannot be read.
     """
     model, parallel = config.model_config, config.parallel_config
+    inputs = model.quantized_inputs
     speculative = config.speculative_config
     groups = kv_cache_config.kv_cache_groups
     drafter = speculative.method if speculative is not None and speculative.use_eagle() else None
@@ -58,7 +59,7 @@ def make_manifest(
             for tensor in kv_cache_config.kv_cache_tensors[:1]
         ),
         # Named where it is not the usual, so that engines and folders of before still match.
-        **({"inputs of products": "int8"} if model.quantized_inputs == "int8" else {}),
+        **({} if inputs in ("auto", "exact") else {"inputs of products": inputs}),
     }
 
 

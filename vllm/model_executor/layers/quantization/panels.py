@@ -412,11 +412,12 @@ class PackedRows:
             return x
         if self.inputs == "bytes by row":
             return round_to_bytes(x)
+        round_part = round_to_bytes if self.inputs == "bytes by group" else round_to_two_bytes
         order = torch.arange(self.num_columns, device=x.device)
         if self.order is not None:
             order = self.order.long()
         width = self.group * max(1, self.span)
-        parts = [round_to_bytes(x[:, own]) for own in torch.split(order, width)]
+        parts = [round_part(x[:, own]) for own in torch.split(order, width)]
         rounded = torch.empty_like(x)
         rounded[:, order] = torch.cat(parts, 1)
         return rounded
@@ -439,7 +440,8 @@ class PackedRows:
             order=None if self.order is None else self.order[None],
             group=self.group,
             span=max(1, self.span),
-            inputs=self.inputs,
+            # Floats hold two bytes' values.
+            inputs="whole" if self.inputs == "two bytes by group" else self.inputs,
             out_size=self.num_rows,
             in_size=self.num_columns,
         )
@@ -481,10 +483,24 @@ def round_to_bytes(x: torch.Tensor) -> torch.Tensor:
     A row that holds what is no number is none; one of next to nothing is zero.
     """
     peaks = x.abs().amax(1, keepdim=True)
-    # A number divided by a tensor would be its reciprocal's multiple, which is rounded twice.
-    codes = (x * (torch.full_like(peaks, _BYTE_MAX) / peaks)).round()
+    codes = _round_by(x, _BYTE_MAX, peaks)
     rounded = torch.where(peaks < _LEAST_PEAK, 0.0, codes * (peaks / _BYTE_MAX))
     return torch.where(peaks.isfinite(), rounded, torch.nan)
+
+
+def round_to_two_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Return fp32 rows [T, n] rounded to bytes, and what that leaves to 254ths of their step."""
+    high = round_to_bytes(x)
+    steps = x.abs().amax(1, keepdim=True) / _BYTE_MAX
+    low = _round_by(x - high, 2.0 * _BYTE_MAX, steps) * (steps / (2 * _BYTE_MAX))
+    # Rows of next to nothing are zero, and have no steps.
+    return torch.where((high == 0).all(1, keepdim=True), 0.0, high + low)
+
+
+def _round_by(x: torch.Tensor, parts: float, wholes: torch.Tensor) -> torch.Tensor:
+    """Returns how many of a whole's so many parts values are, ties to even."""
+    # A number divided by a tensor would be its reciprocal's multiple, which is rounded twice.
+    return (x * (torch.full_like(wholes, parts) / wholes)).round()
 
 
 def allocate(

@@ -1,6 +1,6 @@
 """Matrices as a checkpoint stores them: what ops ask of them, and how kernels take them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -28,10 +28,17 @@ CodeKind = Literal[
 floats of eight bits, another table, the odd numbers from -15; 0 to 3, -1 to 2, -4 to 3, numbers in
 two tables of eight, and indexes into two codebooks."""
 
-Inputs = Literal["whole", "bytes by row", "bytes by group"]
+Inputs = Literal["whole", "bytes by row", "bytes by group", "two bytes by group"]
 """What a product's inputs are rounded to, a property of the matrix: nothing, or 255 steps of the
 largest of a row, or of a row's group of weights: of several where scales are whole numbers under a
-factor."""
+factor. Two bytes: what 255 steps leave is rounded to as many again."""
+
+ROUNDED_INPUTS: Mapping[str, Inputs] = {
+    "exact": "whole",
+    "int8": "bytes by group",
+    "int16": "two bytes by group",
+}
+"""What the choices of ``--quantized-inputs`` are."""
 
 PANEL = 64
 """Outputs of a panel."""
