@@ -86,7 +86,7 @@ def read_oracle(path: Path) -> Callable[[str], list[int]]:
         if f"tokenizer.ggml.{name}" in fields
     }
     if keys["model"] == "llama":
-        return _SentencePiece(keys["tokens"], keys["token_type"], keys["scores"]).encode
+        return SentencePiece(keys["tokens"], keys["token_type"], keys["scores"]).encode
     if keys["model"] != "gpt2" or keys["pre"] not in _RELEASES:
         raise ValueError(f"no release is known for {keys['model']!r}, {keys['pre']!r}")
     normalizer, steps = _RELEASES[keys["pre"]]
@@ -98,7 +98,7 @@ def read_oracle(path: Path) -> Callable[[str], list[int]]:
     return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
 
 
-class _SentencePiece:
+class SentencePiece:
     """Merges, again and again, the two neighbours that make the token of the highest score."""
 
     def __init__(self, tokens: list[str], types: list[int], scores: list[float]) -> None:
@@ -114,6 +114,7 @@ class _SentencePiece:
         self._kept = frozenset(whole)
 
     def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
         ids: list[int] = []
         for part in self._whole.split(text):
             ids += [self._ids[part]] if part in self._kept else self._merge(part)

@@ -15,7 +15,7 @@ from benchmarks.real_weights.checks import (
 )
 from benchmarks.real_weights.models import ModelUnavailableError, RealModel, Wheel, fetch
 from benchmarks.real_weights.schemas import list_schemas
-from benchmarks.real_weights.tokenizer_ids import check_tokenizer_ids
+from benchmarks.real_weights.tokenizer_ids import SentencePiece
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -33,10 +33,21 @@ def smollm2() -> Iterator[Path]:
         yield path
 
 
-def test_token_ids_are_those_of_the_release(smollm2: Path) -> None:
-    report = check_tokenizer_ids(smollm2, num_texts=300, seed=3)
-    assert not report.faults
-    assert report.figures["equal"] == 300
+def test_sentence_pieces_are_merged_by_their_scores() -> None:
+    tokens = ["<s>", "<0x7A>", "a", "b", "c", "ab", "bc", "\u2581", "\u2581a", "<img>"]
+    types = [3, 6, *[1] * 7, 4]
+    scores = [0.0, 0, 0, 0, 0, -2, -1, 0, -3, 0]
+    pieces = SentencePiece(tokens, types, scores)
+    for text, expected in (
+        ("abc", ["a", "bc"]),
+        ("ab c", ["ab", "\u2581", "c"]),
+        (" abab", ["\u2581", "ab", "ab"]),
+        (" a", ["\u2581a"]),
+        ("az", ["a", "<0x7A>"]),
+        ("a<img>bc", ["a", "<img>", "bc"]),
+        ("", []),
+    ):
+        assert [tokens[i] for i in pieces.encode(text)] == expected, text
 
 
 def test_log_probabilities_are_those_of_transformers(smollm2: Path) -> None:

@@ -62,6 +62,17 @@ def test_hostile_schemas_are_refused_and_the_next_one_is_not(compiler: GrammarCo
     assert not good.result(WAIT_S).matcher.is_error()
 
 
+def test_a_grammar_that_hangs_behind_a_choice_is_refused(compiler: GrammarCompiler) -> None:
+    endless = 'start: ("x" | "y") /a+/ "a"'
+    future = compiler.submit(StructuredOutputsParams(grammar=endless))
+    with pytest.raises(UserInputError, match="A lexeme takes all it can"):
+        future.result(WAIT_S)
+    # Lexemes of any length that come to an end.
+    for text in ('start: ("x" | "y") /a+/ "b"', "start: /[a-z]+/ | /-+/", 'start: "a" start | "b"'):
+        future = compiler.submit(StructuredOutputsParams(grammar=text))
+        assert not future.result(WAIT_S).matcher.is_error(), text
+
+
 def test_a_child_that_was_killed_is_replaced(compiler: GrammarCompiler) -> None:
     compiler.submit(StructuredOutputsParams(regex="x")).result(WAIT_S)
     for trial in compiler._trials:

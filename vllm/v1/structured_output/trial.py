@@ -91,7 +91,8 @@ class TrialProcess:
             self.stop()
             raise UserInputError(
                 f"structured_outputs.{params.kind}: compiling takes more than {CPU_S:g} s or "
-                f"{MEMORY_BYTES >> 20} MiB, make it smaller or simpler.",
+                f"{MEMORY_BYTES >> 20} MiB, make it smaller or simpler. A lexeme takes all it can: "
+                'nothing comes to the second part of /a+/ "a".',
                 "structured_outputs",
             )
         verdict = msgspec.msgpack.decode(reply, type=TrialVerdict)

@@ -20,6 +20,7 @@ from vllm.v1.structured_output.trial import (
     read_message,
     write_message,
 )
+from vllm.v1.structured_output.trial_walk import WALK_CPU_S, may_run_on, walk
 
 
 def main() -> None:
@@ -35,7 +36,8 @@ def main() -> None:
     write_message(sink, msgspec.msgpack.encode(TrialVerdict()))
     while (data := read_message(source)) is not None:
         params = msgspec.msgpack.decode(data, type=StructuredOutputsParams)
-        write_message(sink, msgspec.msgpack.encode(_try(backend, params)))
+        verdict = _try(backend, params, order.vocab_size)
+        write_message(sink, msgspec.msgpack.encode(verdict))
 
 
 def _limit_memory() -> None:
@@ -44,11 +46,14 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _try(backend: Backend, params: StructuredOutputsParams) -> TrialVerdict:
+def _try(backend: Backend, params: StructuredOutputsParams, vocab_size: int) -> TrialVerdict:
     # The default action of this signal ends the process, whatever it is at.
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     try:
-        backend.check(params)
+        matcher = backend.check(params)
+        if may_run_on(params):
+            signal.setitimer(signal.ITIMER_PROF, WALK_CPU_S)
+            walk(matcher, vocab_size)
     except UserInputError as error:
         return TrialVerdict(str(error), error.param or "structured_outputs")
     except MemoryError:
