@@ -36,6 +36,7 @@ STALE_POOLS = 3.0
 # Probation protects what is come back for. Where that happened to nothing while so many times the
 # pool's contents were used, there is nothing to protect.
 QUIET_POOLS = 1.0
+_PROTECTED = (Standing.HIT, Standing.RETURNED)
 
 
 def choose_victim(
@@ -49,14 +50,15 @@ def choose_victim(
         capacity: Entries the cache can hold in all.
         now: The stamp that was given last.
     """
+    share = _PROBATION_SHARE.get(rule)
+    if share is not None and queues.size(Standing.NEW) > share * capacity:
+        quiet = now - QUIET_POOLS * capacity
+        for standing in _PROTECTED:
+            if queues.size(standing) and queues.newest(standing) >= quiet:
+                return Standing.NEW, False
     filled = [standing for standing in Standing if queues.size(standing)]
     if rule is Rule.RESIDENTS:
         return _choose_for_residents(queues, filled, now - STALE_POOLS * capacity)
-    share = _PROBATION_SHARE.get(rule)
-    if share is not None and queues.size(Standing.NEW) > share * capacity:
-        kept = [standing for standing in filled if standing is not Standing.NEW]
-        if kept and max(map(queues.newest, kept)) >= now - QUIET_POOLS * capacity:
-            return Standing.NEW, False
     return min(filled, key=queues.oldest), False
 
 
