@@ -133,4 +133,10 @@ def test_the_release_has_positions_for_every_shape(budget: int) -> None:
     sizes = gemma4_images(max_soft_tokens=budget).sizes
     for shape in ((1, 10_000), (10_000, 1), (2, 3_000), (300, 40_000)):
         assert sizes.fit(*shape).num_tokens <= budget
-    assert gemma4_images(max_cells=85).sizes.fit(85, 1).columns == 85
+
+
+def test_a_side_may_be_as_long_as_the_table_of_positions() -> None:
+    columns = gemma4_images().sizes.fit(85, 1).columns
+    assert gemma4_images(max_cells=columns).sizes.fit(85, 1).columns == columns
+    with pytest.raises(UserInputError, match=f"{columns} soft tokens long"):
+        gemma4_images(max_cells=columns - 1).sizes.fit(85, 1)
