@@ -2,7 +2,7 @@
 
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
         [--shape gemma4|qwen3|qwen3.5|deepseek-v4.1|...] [--stored Q4_0|IQ2_XXS,Q2_K|w4a16|...]
-        [--quantization int8] [--offline]
+        [--quantization int8] [--kv-cache-dtype int8] [--offline]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs
 one request at a time on one thread and caches nothing; every second answer is drawn, with a seed.
@@ -334,6 +334,7 @@ def main() -> int:
     parser.add_argument("--stored", type=_check_stored, help="How --shape qwen3 is kept.")
     parser.add_argument("--dtype", default="auto", help="As the server's.")
     parser.add_argument("--quantization", help="As the server's.")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="As the server's.")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--settings", help="All that the model can run, if not given.")
@@ -356,6 +357,7 @@ def main() -> int:
             model = str(folder / "model")
             model = str(write_shape(args.shape, Path(model), args.stored))
         own = () if args.quantization is None else ("--quantization", args.quantization)
+        own = (*own, "--kv-cache-dtype", args.kv_cache_dtype)
         alone_with = replace(ALONE, flags=(*ALONE.flags, *own))
         alone, _ = answer(folder, model, args.dtype, prompts, args.tokens, alone_with)
         for name in args.settings.split(",") if args.settings else settings:
@@ -369,6 +371,7 @@ def main() -> int:
         "stored": args.stored,
         "dtype": args.dtype,
         "quantization": args.quantization,
+        "kv_cache_dtype": args.kv_cache_dtype,
         "rounds_inputs": envs.VLLM_CPU_INT4_W4A8,
         "requests": args.requests,
         "tokens": args.tokens,

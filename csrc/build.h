@@ -33,7 +33,8 @@ class Scratch {
 struct Workspace {
   Scratch input, projected, hyper, post, mix, latent, key_values, rows, index_rows, index_weights,
       queries, index_queries, attended, grouped, output, scores, logits, hidden, parts, weights,
-      streams, embedded, lag, turns, layer_inputs, beside, routed, shared_rows[2];
+      streams, embedded, lag, turns, layer_inputs, beside, routed, shared_rows[2],
+      coded_rows[3];
 };
 
 struct Build {

@@ -413,7 +413,11 @@ class DecoderLayers {
       // Rounding here too keeps the result independent of where chunks end.
       round_row(layer.cache.kind, own, layer.head_dim);
     });
-    return {rows, width};
+    return own_floats(rows, width);
+  }
+
+  static OwnRows own_floats(const float* rows, int64_t stride) {
+    return {reinterpret_cast<const char*>(rows), stride * static_cast<int64_t>(sizeof(float))};
   }
 
   // Multiplies heads by the sigmoids of the gates behind their queries.
@@ -440,14 +444,19 @@ class DecoderLayers {
     const int64_t width = layer.qkv.rows, key_width = layer.num_kv_heads * layer.head_dim;
     const int64_t row_width = 2 * key_width;
     const bool has_one_product = layer.has_own_rows && width < query_width + row_width;
-    OwnRows found = {product + query_width, width};
+    OwnRows found = own_floats(product + query_width, width);
     float* apart = nullptr;
     if (layer.shared_slot != 0 && layer.has_own_rows) {
       apart = space_.shared_rows[layer.shared_slot - 1].take(t_ * row_width);
     } else if (has_one_product) {
       apart = space_.key_values.take(t_ * row_width);
     }
-    if (apart != nullptr) found = {apart, row_width};
+    if (apart != nullptr) found = own_floats(apart, row_width);
+    char* coded = nullptr;
+    if (layer.cache.kind == VN_INT8 && layer.has_own_rows) {
+      coded = take_coded_rows(layer);
+      found = {coded, layer.cache.width};
+    }
     if (layer.shared_slot != 0) {
       if (!layer.has_own_rows) found = shared_[layer.shared_slot - 1];
       shared_[layer.shared_slot - 1] = found;
@@ -466,11 +475,24 @@ class DecoderLayers {
       }
       prepare_heads(layer, flat_row(row), own, layer.has_own_rows ? stored : nullptr);
       if (!layer.has_own_rows) return;
-      store_row(pages_, layer.cache, row, position, stored);
       // Rounding here too keeps the result independent of where chunks end.
+      if (coded != nullptr) {
+        char* own_row = coded + row * layer.cache.width;
+        encode_row(layer.cache, stored, reinterpret_cast<int8_t*>(own_row));
+        store_coded_row(pages_, layer.cache, row, position, own_row);
+        return;
+      }
+      store_row(pages_, layer.cache, row, position, stored);
       round_row(layer.cache.kind, stored, row_width);
     });
     return found;
+  }
+
+  // Room for the step's rows as a cache of bytes has them.
+  char* take_coded_rows(const vn_decoder_layer& layer) {
+    const int64_t bytes = t_ * layer.cache.width;
+    const int64_t values = ceil_div(bytes, static_cast<int64_t>(sizeof(float)));
+    return reinterpret_cast<char*>(space_.coded_rows[layer.shared_slot].take(values));
   }
 
   // What turns a flat row; left alone where nothing is turned.
@@ -529,10 +551,23 @@ class DecoderLayers {
         for (int64_t i = 0; i < d; ++i) queries[h * stride + i] *= factor;
       }
     }
+    if (layer.key_sizes != nullptr) size_heads(layer, queries, stored);
     if (stored == nullptr || !layer.has_value_norm) return;
     for (int64_t h = layer.num_kv_heads; h < 2 * layer.num_kv_heads; ++h) {
       rms_norm(stored + h * d, nullptr, 1.0f, d, m_.norm_eps, stored + h * d);
     }
+  }
+
+  // Divides keys, if there are any, by their channels' sizes, and multiplies queries by them.
+  static void size_heads(const vn_decoder_layer& layer, float* queries, float* keys) {
+    const int64_t d = layer.head_dim, heads = layer.num_heads, kv_heads = layer.num_kv_heads;
+    const int64_t stride = query_stride(layer);
+    for (int64_t h = 0; h < heads; ++h) {
+      const float* sizes = layer.key_sizes + h / (heads / kv_heads) * d;
+      for (int64_t i = 0; i < d; ++i) queries[h * stride + i] *= sizes[i];
+    }
+    if (keys == nullptr) return;
+    for (int64_t i = 0; i < kv_heads * d; ++i) keys[i] /= layer.key_sizes[i];
   }
 
   ThreadPool& pool_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "build.h"
+#include "bytes.h"
 #include "products.h"
 #include "stored.h"
 #include "thread_pool.h"
@@ -209,7 +210,26 @@ inline void choose_highest(float* scores, int64_t count, int64_t wanted, Floats&
 
 // ---- pages ----------------------------------------------------------------------------------
 
-// What a row is once it has been stored.
+inline int64_t value_bytes(int32_t kind) { return kind == VN_F32 ? 4 : kind == VN_INT8 ? 1 : 2; }
+
+// Where the scale of a head, counted through keys and values, lies in a row of VN_INT8.
+inline int64_t scale_offset(const vn_cache& cache, int64_t head) {
+  constexpr int64_t kScaleBytes = sizeof(float);
+  const int64_t heads = cache.width / (cache.head_dim + kScaleBytes);
+  return heads * cache.head_dim + head * kScaleBytes;
+}
+
+// Makes a row of VN_INT8 of one of floats.
+inline void encode_row(const vn_cache& cache, const float* values, int8_t* row) {
+  const int64_t d = cache.head_dim, heads = scale_offset(cache, 0) / d;
+  for (int64_t h = 0; h < heads; ++h) {
+    const float* own = values + h * d;
+    const float scale = round_to_bytes(own, d, find_peak(own, d), row + h * d);
+    std::memcpy(row + scale_offset(cache, h), &scale, sizeof(scale));
+  }
+}
+
+// What a row of floats is once it has been stored.
 inline void round_row(int32_t kind, float* row, int64_t width) {
   if (kind == VN_BF16) {
     for (int64_t i = 0; i < width; ++i) row[i] = round_bf16(row[i]);
@@ -287,13 +307,24 @@ inline void write_row(const vn_cache& cache, int64_t offset, const float* row) {
   for (int32_t i = 0; i < cache.width; ++i) out[i] = bf16_bits(row[i]);
 }
 
-// Stores a flat row where its table has room for it and the step is to write it.
+// Where a flat row is stored: where its table has room for it and the step is to write it; else -1.
+inline int64_t find_place(const Pages& pages, const vn_cache& cache, int64_t row,
+                          int64_t position) {
+  const int64_t request = pages.request_of(row);
+  return pages.writes(cache, request, position) ? pages.find_row(cache, request, position) : -1;
+}
+
 inline void store_row(const Pages& pages, const vn_cache& cache, int64_t row, int64_t position,
                       const float* values) {
-  const int64_t request = pages.request_of(row);
-  if (!pages.writes(cache, request, position)) return;
-  const int64_t offset = pages.find_row(cache, request, position);
+  const int64_t offset = find_place(pages, cache, row, position);
   if (offset >= 0) write_row(cache, offset, values);
+}
+
+// The same of a row of VN_INT8 as the cache has it.
+inline void store_coded_row(const Pages& pages, const vn_cache& cache, int64_t row,
+                            int64_t position, const char* bytes) {
+  const int64_t offset = find_place(pages, cache, row, position);
+  if (offset >= 0) std::memcpy(static_cast<char*>(cache.data) + offset, bytes, cache.width);
 }
 
 // A row that attention needs and no table stores: noted in any thread, raised behind all of them.

@@ -8,6 +8,9 @@
 //          their sum, and the values weighed by them, one chain along the keys
 //   row    units joined in their order, then the sink; divided by the sum at the end
 //
+// Of rows of bytes chains run over the codes as they are: a key's scale is a factor of its score, that of
+// its values of its share.
+//
 // A unit in which a row sees no key is no part of it. Neither batch, threads nor chunks enter, so tasks
 // are cut for speed alone. Rows of few queries are done unit by unit: requests whose tables name the
 // same blocks there meet its keys together, and each key is read once.
@@ -160,7 +163,7 @@ struct HeadColumns {
   int64_t keys, values, width;
 };
 
-// The rows of some keys: stored ones, then those of the step.
+// The rows of some keys: stored ones, then those of the step, which are floats, or bytes if those are.
 class KeyRows {
  public:
   void clear(const vn_cache& cache) {
@@ -169,18 +172,38 @@ class KeyRows {
     own_.clear();
   }
   void add_stored(int64_t offset) {
-    stored_.push_back(static_cast<const char*>(cache_->data) + offset * value_bytes());
+    stored_.push_back(static_cast<const char*>(cache_->data) + offset * value_bytes(cache_->kind));
   }
-  void add_own(const float* row) { own_.push_back(reinterpret_cast<const char*>(row)); }
+  void add_own(const char* row) { own_.push_back(row); }
   int64_t size() const { return static_cast<int64_t>(stored_.size() + own_.size()); }
 
   // Has stored keys and values of begin .. end - 1 near.
   void touch(int64_t begin, int64_t end, const HeadColumns& columns) const {
     end = std::min(end, static_cast<int64_t>(stored_.size()));
+    const int64_t size = value_bytes(cache_->kind);
+    const int64_t scales = cache_->kind == VN_INT8 ? scale_offset(*cache_, 0) : 0;
     for (int64_t k = begin; k < end; ++k) {
-      touch_lines(stored_[k] + columns.keys * value_bytes(), columns.width * value_bytes());
+      touch_lines(stored_[k] + columns.keys * size, columns.width * size);
       if (columns.values == columns.keys) continue;
-      touch_lines(stored_[k] + columns.values * value_bytes(), columns.width * value_bytes());
+      touch_lines(stored_[k] + columns.values * size, columns.width * size);
+      if (scales != 0) touch_lines(stored_[k] + scales, 1);
+    }
+  }
+
+  // Multiplies values of keys begin .. begin + count - 1 of `lot` rows by the keys' scales of a head,
+  // where rows have such.
+  void scale(int64_t begin, int64_t count, int64_t head, int64_t lot, float* const* rows) {
+    if (cache_->kind != VN_INT8) return;
+    const int64_t num_stored = static_cast<int64_t>(stored_.size()), at = scale_offset(*cache_, head);
+    scales_.resize(count);
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t key = begin + k;
+      const char* row = key < num_stored ? stored_[key] : own_[key - num_stored];
+      std::memcpy(&scales_[k], row + at, sizeof(float));
+    }
+    for (int64_t r = 0; r < lot; ++r) {
+      float* own = rows[r] + begin;
+      for (int64_t k = 0; k < count; ++k) own[k] *= scales_[k];
     }
   }
 
@@ -189,6 +212,12 @@ class KeyRows {
   template <typename Body>
   void each_part(int64_t size, Body&& body) {
     list_.resize(size);
+    const int64_t first_own = static_cast<int64_t>(stored_.size());
+    if (cache_->kind == VN_INT8) {
+      each_part_of<int8_t>(stored_, 0, size, body);
+      each_part_of<int8_t>(own_, first_own, size, body);
+      return;
+    }
     if (cache_->kind == VN_F32) {
       each_part_of<float>(stored_, 0, size, body);
     } else if (cache_->kind == VN_F16) {
@@ -196,12 +225,10 @@ class KeyRows {
     } else {
       each_part_of<Brain>(stored_, 0, size, body);
     }
-    each_part_of<float>(own_, static_cast<int64_t>(stored_.size()), size, body);
+    each_part_of<float>(own_, first_own, size, body);
   }
 
  private:
-  int64_t value_bytes() const { return cache_->kind == VN_F32 ? 4 : 2; }
-
   template <typename T, typename Body>
   void each_part_of(const std::vector<const char*>& rows, int64_t first, int64_t size,
                     Body&& body) {
@@ -218,6 +245,7 @@ class KeyRows {
 
   const vn_cache* cache_ = nullptr;
   std::vector<const char*> stored_, own_, list_;
+  std::vector<float> scales_;
 };
 
 class UnitAttention {
@@ -228,9 +256,10 @@ class UnitAttention {
     int64_t row_stride, stride;
   };
 
-  // The step's rows of keys, then values, as a later step reads them: one at every `stride`.
+  // The step's rows of keys, then values, as a later step reads them: floats, or of a cache of bytes such
+  // rows as it has; one at every `stride` bytes.
   struct OwnRows {
-    const float* data;
+    const char* data;
     int64_t stride;
   };
 
@@ -405,7 +434,7 @@ class UnitAttention {
       end = std::max(end, keys.unit + keys.num_units);
     }
     const int64_t kv_heads = layer_->num_kv_heads;
-    const int64_t key_bytes = kUnitKeys * layer_->head_dim * (layer_->cache.kind == VN_F32 ? 4 : 2);
+    const int64_t key_bytes = kUnitKeys * layer_->head_dim * value_bytes(layer_->cache.kind);
     const int64_t fewest_tasks = pool_.num_threads() == 1 ? 1 : kTasksPerThread * pool_.num_threads();
     int64_t num_units = 0;
     for (const Keys& keys : few_) num_units += keys.num_units;
@@ -674,6 +703,7 @@ class UnitAttention {
       for (int64_t h = 0; h < num_kv_heads; ++h) {
         turn_keys(list(columns.keys + h * d), keys, d, turned.data());
         score_keys(x.data() + h * lot, lot, turned.data(), keys, d, y.data() + h * lot, begin);
+        rows.scale(begin, keys, kv_head + h, lot, y.data() + h * lot);
       }
     });
     for (int64_t i = 0; i < total; ++i) {
@@ -683,6 +713,7 @@ class UnitAttention {
     rows.each_part(size, [&](int64_t begin, int64_t keys, auto&& list) {
       for (int64_t i = 0; i < total; ++i) weights[i] = y[i] + begin;
       for (int64_t h = 0; h < num_kv_heads; ++h) {
+        rows.scale(begin, keys, layer_->num_kv_heads + kv_head + h, lot, y.data() + h * lot);
         const MixPart own = {list(columns.values + h * d), keys, begin == 0, begin + keys == count};
         mix_all(lot, weights.data() + h * lot, own, value_width_, scale.data(),
                 out.data() + h * lot);

@@ -699,7 +699,10 @@ struct Brain {
 inline Vec load_values(const float* p) { return load(p); }
 inline Vec load_values(const Half* p) { return load_half(&p->bits); }
 inline Vec load_values(const Brain* p) { return load_bf16(&p->bits); }
+// Codes, without their scale.
+inline Vec load_values(const int8_t* p) { return load_int8(reinterpret_cast<const uint8_t*>(p)); }
 inline float widen_value(float x) { return x; }
+inline float widen_value(int8_t x) { return static_cast<float>(x); }
 inline float widen_value(Brain x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float value;
@@ -742,6 +745,29 @@ inline void transpose_eight(const T* const* rows, float* out, int64_t stride) {
     _mm256_storeu_ps(own + stride, _mm256_shuffle_ps(pairs[0], pairs[2], 0xee));
     _mm256_storeu_ps(own + 2 * stride, _mm256_shuffle_ps(pairs[1], pairs[3], 0x44));
     _mm256_storeu_ps(own + 3 * stride, _mm256_shuffle_ps(pairs[1], pairs[3], 0xee));
+  }
+}
+// Bytes change places before they are widened.
+inline void transpose_eight(const int8_t* const* rows, float* out, int64_t stride) {
+  __m128i pairs[4], fours[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto* own = reinterpret_cast<const __m128i*>(rows[2 * i]);
+    const auto* next = reinterpret_cast<const __m128i*>(rows[2 * i + 1]);
+    pairs[i] = _mm_unpacklo_epi8(_mm_loadl_epi64(own), _mm_loadl_epi64(next));
+  }
+  for (int i = 0; i < 2; ++i) {
+    fours[i] = _mm_unpacklo_epi16(pairs[2 * i], pairs[2 * i + 1]);
+    fours[i + 2] = _mm_unpackhi_epi16(pairs[2 * i], pairs[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; i += 2) {
+    const __m128i both[2] = {_mm_unpacklo_epi32(fours[i], fours[i + 1]),
+                             _mm_unpackhi_epi32(fours[i], fours[i + 1])};
+    for (int k = 0; k < 2; ++k) {
+      float* own = out + (2 * i + 2 * k) * stride;
+      _mm256_storeu_ps(own, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(both[k])));
+      const __m128i high = _mm_srli_si128(both[k], 8);
+      _mm256_storeu_ps(own + stride, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)));
+    }
   }
 }
 #else

@@ -176,6 +176,8 @@ class CheckedStep {
   void check_layer(const vn_decoder_layer& layer) const {
     if (layer.recurrence == nullptr) {
       check_cache(layer.cache, [&](int64_t start) { return layer.window == 0 ? start : 0; });
+      check(layer.cache.kind != VN_INT8 || has_coded_rows(layer),
+            "a cache of bytes has other rows than keys and values of the layer's heads");
       if (layer.indexer != nullptr) {
         const int64_t size = layer.indexer->pool_size;
         check_cache(layer.indexer->state, read_few);
@@ -211,6 +213,12 @@ class CheckedStep {
       drafts += step_.num_drafts[r];
     }
     check(drafts == step_.total_drafts, "the requests' drafts are not the step's");
+  }
+
+  static bool has_coded_rows(const vn_decoder_layer& layer) {
+    const int64_t heads = 2 * int64_t{layer.num_kv_heads}, d = layer.head_dim;
+    const int64_t bytes = heads * (d + static_cast<int64_t>(sizeof(float)));
+    return layer.latents == nullptr && layer.cache.head_dim == d && layer.cache.width == bytes;
   }
 
   static int64_t read_few(int64_t) { return 0; }

@@ -34,6 +34,8 @@ enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 //   [panels, ceil(cols / 32) * 16, 64], 64 outputs to a panel: two inputs of one output, the even one
 //   low, filled up with zeros.
 //   VN_F16: of caches alone; what is larger than the largest of them is stored as that one.
+//   VN_INT8: of caches alone. A row: the codes of all heads, keys then values, and behind them an fp32
+//   scale of each head, the 127th part of its largest magnitude.
 enum vn_kind {
   VN_F32 = 0,
   VN_BF16 = 1,
@@ -42,7 +44,8 @@ enum vn_kind {
   VN_PARTS = 4,
   VN_PANELS = 5,
   VN_BF16_PANELS = 6,
-  VN_F16 = 7
+  VN_F16 = 7,
+  VN_INT8 = 8
 };
 
 // Codes of a packed matrix: two's complement, plain, numbers in a table of 16, or floats of eight bits.
@@ -125,7 +128,8 @@ typedef struct {
   int32_t has_byte_scales;  // e8m0, else fp32
 } vn_matrix;
 
-// One named KV cache: [num_blocks, rows_per_block, width], the last axis contiguous.
+// One named KV cache: [num_blocks, rows_per_block, width], the last axis contiguous. Of VN_INT8 width and
+// stride are in bytes.
 typedef struct {
   void* data;
   int64_t num_blocks, block_stride;
@@ -133,7 +137,7 @@ typedef struct {
   int32_t block_size;  // tokens of a block
   int32_t group;       // whose block tables address it
   int32_t kind;        // vn_kind
-  int32_t unused;
+  int32_t head_dim;    // of VN_INT8: codes under one scale
 } vn_cache;
 
 // One step of a flattened batch. Tables of group g and request r stand at [g * R + r].
@@ -388,6 +392,9 @@ typedef struct {
   const int32_t* axis_of_pair;  // [turned / 2]: which of a row's axes turns each pair, or null: 0
   int32_t sees_pictures;        // rows of one picture see each other both ways
   int32_t unused;
+  // [K, d] powers of two, or null: what keys are divided by where they are stored. Queries are multiplied
+  // by them instead, so that scores are the same.
+  const float* key_sizes;
 } vn_decoder_layer;
 
 typedef struct {

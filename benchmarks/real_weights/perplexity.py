@@ -26,6 +26,7 @@ ROUNDINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "int8_inputs": {"quantized_inputs": "int8"},
         "float16_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "float16"},
         "bfloat16_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "bfloat16"},
+        "int8_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "int8"},
     }
 )
 

@@ -27,7 +27,7 @@ from vllm.native.step_tables import build_native_tables
 
 UNIT = 256
 PREFIX = 640  # two units and a half, whole blocks of every group
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+F32, F16, BF16, I8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
 WIDE = {"max_position_embeddings": 2048}
 # Groups of heads, windows that begin within units, sinks, latents, and chosen keys of two units.
 CASES: dict[str, tuple[dict[str, Any], torch.dtype]] = {
@@ -35,6 +35,8 @@ CASES: dict[str, tuple[dict[str, Any], torch.dtype]] = {
     "grouped, fp16": (llama(**WIDE, head_dim=40), F16),
     "windows, bf16": (gemma3(**WIDE, sliding_window=300), BF16),
     "sinks": (gpt_oss(**WIDE, sliding_window=128, num_key_value_heads=1, hidden_size=64), F32),
+    "grouped, int8": (llama(**WIDE, head_dim=40), I8),
+    "windows and sinks, int8": (gpt_oss(**WIDE, sliding_window=128), I8),
     "latents, fp16": (kimi_linear(), F16),
     "chosen keys": (glm5_next(index_kpool=4, index_topk=300), F32),
 }
@@ -105,7 +107,9 @@ def test_rows_that_share_blocks_have_the_bits_of_rows_alone(name: str) -> None:
         assert torch.equal(torch.cat(parts), expected)
 
 
-@pytest.mark.parametrize("name", ["grouped, fp16", "windows, bf16", "latents, fp16"])
+@pytest.mark.parametrize(
+    "name", ["grouped, fp16", "windows, bf16", "latents, fp16", "windows and sinks, int8"]
+)
 def test_numbers_of_narrow_caches_are_those_of_torch(name: str) -> None:
     raw, dtype = CASES[name]
     model = make_decoder(raw)

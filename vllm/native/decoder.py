@@ -239,8 +239,8 @@ class NativeDecoder:
     def _vector(self, values: torch.Tensor | None) -> int | None:
         return None if values is None else self._binder.vector(values)
 
-    def _cache(self, name: str) -> structs.Cache:
-        return self._binder.cache(name, self._drafter_groups.get(name))
+    def _cache(self, name: str, head_dim: int = 0) -> structs.Cache:
+        return self._binder.cache(name, self._drafter_groups.get(name), head_dim)
 
     def _bind_drafter(self, module: DecoderDrafter) -> structs.DecoderDrafter:
         """Binds the block that drafts, but for the embedding and the head."""
@@ -284,7 +284,7 @@ class NativeDecoder:
             layer.recurrence = self._bind_recurrence(index, block.attention)
         else:
             owner = index if plan.kv_owner is None else plan.kv_owner
-            layer.cache = self._cache(cache_name(owner))
+            layer.cache = self._cache(cache_name(owner), self._model.config.shape_of(plan).head_dim)
             self._bind_heads(layer, index, plan)
             if isinstance(block.attention, LatentAttention):
                 self._bind_latents(layer, block.attention)
@@ -406,6 +406,7 @@ class NativeDecoder:
         layer.qkv_bias = self._vector(attention.qkv_bias)
         layer.output_bias = self._vector(attention.output_bias)
         layer.sinks = self._vector(attention.sinks)
+        layer.key_sizes = self._vector(attention.key_sizes)
         if attention.qk_norm is not None:
             norms = [self._norm(weight) for weight in attention.qk_norm]
             layer.q_norm, layer.k_norm = norms[0], norms[-1]
@@ -548,7 +549,8 @@ def can_run_decoder(model: DecoderForCausalLM, kv_caches: Mapping[str, torch.Ten
     table = None if model.layer_inputs is None else model.layer_inputs.table
     if table is not None and not table.is_coded:
         sources.append(PlainRows(table.rows))
-    return can_read_tensors(model, kv_caches) and all(can_read_rows(rows) for rows in sources)
+    has_tensors = can_read_tensors(model, kv_caches, has_coded_rows=True)
+    return has_tensors and all(can_read_rows(rows) for rows in sources)
 
 
 def _find_activation(plan: MlpPlan | ExpertsPlan) -> int:

@@ -8,7 +8,7 @@ from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
 ABI_VERSION = 25
 
-F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16 = range(8)
+F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16, INT8 = range(9)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
 CANDIDATES = {"": 0, "names": 1, "within": 2}
 MLP, EXPERTS = 0, 1
@@ -60,7 +60,7 @@ class Cache(ctypes.Structure):
         ("data", c_void_p),
         ("num_blocks", c_int64),
         ("block_stride", c_int64),
-        *_int32s("rows_per_block width block_size group kind unused"),
+        *_int32s("rows_per_block width block_size group kind head_dim"),
     )
 
 
@@ -292,6 +292,7 @@ class DecoderLayer(ctypes.Structure):
         ("ffn_hyper", Hyper),
         *_pointers("axis_of_pair"),
         *_int32s("sees_pictures unused"),
+        *_pointers("key_sizes"),
     )
 
 

@@ -33,6 +33,7 @@ from vllm.native.structs import (
     F16,
     F32,
     FP8,
+    INT8,
     MXFP4,
     PANELS,
     PARTS,
@@ -50,7 +51,7 @@ MAX_STREAMS = 8
 """Residual streams that the kernels mix at most."""
 
 _KINDS = {torch.float32: F32, torch.bfloat16: BF16}
-_CACHE_KINDS = {**_KINDS, torch.float16: F16}
+_CACHE_KINDS = {**_KINDS, torch.float16: F16, torch.int8: INT8}
 _CODE_KINDS = {
     "int8": 0,
     "int4": 1,
@@ -164,15 +165,24 @@ def can_read_rows(source: RowSource | None) -> bool:
     return isinstance(source, Fp8Blocks | Fp4Groups | PackedRows | PackingStorage)
 
 
-def can_read_tensors(model: nn.Module, kv_caches: Mapping[str, torch.Tensor]) -> bool:
-    """Whether the kernels can read a model's parameters, stored matrices and caches."""
-    # Whole numbers among the parameters are tables and codes; a cache of them is quantised.
+def can_read_tensors(
+    model: nn.Module, kv_caches: Mapping[str, torch.Tensor], *, has_coded_rows: bool = False
+) -> bool:
+    """Whether the kernels can read a model's parameters, stored matrices and caches.
+
+    Args:
+        model: The model.
+        kv_caches: Cache name -> view.
+        has_coded_rows: Whether caches of int8 are rows of keys and values, which they know.
+    """
+    # Whole numbers among the parameters are tables and codes.
     floats = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
     linears = [m for m in model.modules() if isinstance(m, ReplicatedLinear | StoredLinear)]
     caches = kv_caches.values()
     return (
         all(can_read(tensor) for tensor in floats)
         and all(cache.dtype in _CACHE_KINDS and _is_near(cache) for cache in caches)
+        and (has_coded_rows or all(cache.dtype != torch.int8 for cache in caches))
         and all(cache.stride(1) == cache.shape[2] for cache in caches)
         and all(can_read_rows(layer.find_rows()) for layer in linears)
     )
@@ -348,8 +358,14 @@ class TensorBinder:
         """Returns what mixes residual streams around one sublayer, or behind the last."""
         return Hyper(self.vector(module.fn), self.vector(module.base), self.vector(module.scale))
 
-    def cache(self, name: str, group: int | None = None) -> Cache:
-        """Returns a cache by name, addressed by its group, or by ``group`` if given."""
+    def cache(self, name: str, group: int | None = None, head_dim: int = 0) -> Cache:
+        """Returns a cache by name.
+
+        Args:
+            name: Of the cache.
+            group: Whose tables address it; None: its own.
+            head_dim: Of rows of int8: values under one scale.
+        """
         view = self.kv_caches[name]
         own_group = self.layout.group_of[name]
         return Cache(
@@ -361,6 +377,7 @@ class TensorBinder:
             block_size=self.layout.groups[own_group].block_size,
             group=own_group if group is None else group,
             kind=_CACHE_KINDS[view.dtype],
+            head_dim=head_dim,
         )
 
 

@@ -37,6 +37,7 @@ class CpuPlatform(Platform):
     ray_device_key = "CPU"
     dist_backend = "gloo"
     reads_panels = True
+    keeps_int8_rows = True
 
     def default_dtype(self, config: VllmConfig) -> str:
         """Return float32: bf16 matmuls are no faster on most hosts, and less exact."""

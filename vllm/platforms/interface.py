@@ -41,6 +41,7 @@ class Platform(ABC):
         worker_class_path: Dotted path of the worker class.
         reads_panels: Whether its kernels read FP8 and FP4 matrices from panels, not as files hold
             them.
+        keeps_int8_rows: Whether keys and values may be cached in int8.
     """
 
     device_type: ClassVar[str]
@@ -50,6 +51,7 @@ class Platform(ABC):
     dist_backend: ClassVar[str] = "gloo"
     worker_class_path: ClassVar[str] = "vllm.v1.worker.worker.Worker"
     reads_panels: ClassVar[bool] = False
+    keeps_int8_rows: ClassVar[bool] = False
 
     # --- ops ---------------------------------------------------------------------------------
 
@@ -154,8 +156,14 @@ class Platform(ABC):
         Asked where flags become a config, and again before weights load.
 
         Raises:
-            ConfigError: A folder for packed weights was given where nothing would be packed.
+            ConfigError: A folder for packed weights was given where nothing would be packed, or
+                rows of a type that this device does not keep.
         """
+        if config.cache_config.cache_dtype == "int8" and not self.keeps_int8_rows:
+            raise ConfigError(
+                f"--kv-cache-dtype int8 is for CPUs, and this engine runs on {self.device_name}: "
+                "use auto, bfloat16 or float16."
+            )
         folder, model = config.load_config.weights_cache_dir, config.model_config
         if folder is None or model is None:
             return

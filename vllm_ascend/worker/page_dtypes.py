@@ -43,7 +43,7 @@ def choose_page_dtypes(
         return PageDtypes(rows=E4M3, index=E4M3, state=_STATE)
     rows = resolve_cache_dtype(cache_dtype, model_dtype)
     if rows.itemsize != 2:
-        if not has_float_pages:
+        if not (has_float_pages and rows.is_floating_point):
             raise ConfigError(
                 f"a KV cache of {8 * rows.itemsize}-bit values has no kernels on an NPU: use "
                 "--kv-cache-dtype auto with --dtype bfloat16."

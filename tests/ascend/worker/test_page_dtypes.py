@@ -45,6 +45,7 @@ def test_pages(
         ("float32", A3, "32-bit values has no kernels"),
         ("auto", A5, "32-bit values has no kernels"),
         ("int3", A3, "'int3' is not supported"),
+        ("int8", A3, "8-bit values has no kernels"),
     ],
 )
 def test_refusals(cache_dtype: str, generation: Generation, message: str) -> None:

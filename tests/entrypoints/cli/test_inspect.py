@@ -31,7 +31,10 @@ def test_a_file_is_described_and_its_faults_named(
     # All are kept in what they take in the file.
     assert report["weights_in_memory_bytes"] == report["weights_in_file_bytes"]
     caches = {int(n): size for n, size in report["cache_bytes_by_context_length"].items()}
-    assert caches[max(caches)] > 0
+    (by_type,) = (own for name, own in report.items() if name.endswith("by_kv_cache_dtype"))
+    assert caches[max(caches)] == by_type["float32"] == 2 * by_type["float16"] > 0
+    head_dim = make_raw("qwen3-moe")["head_dim"]
+    assert by_type["int8"] * 4 * head_dim == by_type["float32"] * (head_dim + 4)
 
     memory = "vllm.entrypoints.cli.inspect.read_host_memory"
     monkeypatch.setattr(memory, lambda: (1000, 1000))

@@ -60,6 +60,16 @@ def build_kv_cache_config(specs: dict[str, KVCacheSpec]) -> KVCacheConfig:
     )
 
 
+def find_poison(dtype: torch.dtype) -> float:
+    """Returns what no read may meet: no number, or in bytes what makes a scale of such."""
+    return -1 if dtype == torch.int8 else float("nan")
+
+
+def is_poisoned(pages: torch.Tensor) -> bool:
+    """Whether nothing was written."""
+    return bool((pages == -1).all() if pages.dtype == torch.int8 else pages.isnan().all())
+
+
 @dataclass
 class Request:
     """One request: its tokens, how many are computed, its blocks by group, its steps' bounds.
@@ -126,7 +136,7 @@ class PagedHarness:
         shape = (num_blocks, page.rows, page.width)
         gap = 24 if packed else 0
         num_values = page.rows * page.width
-        pool = torch.full((num_blocks, num_values + gap), float("nan"), dtype=page.dtype)
+        pool = torch.full((num_blocks, num_values + gap), find_poison(page.dtype), dtype=page.dtype)
         pages = pool[:, gap // 2 : gap // 2 + num_values]
         return pages.view(shape)
 
@@ -183,7 +193,7 @@ class PagedHarness:
         for (sequence, count), num_wrong in zip(work, rejected, strict=True):
             sequence.num_computed += count - num_wrong
         self.last_streams, self.last_meta, self.last_slices = streams, meta, slices
-        assert all(pages[0].isnan().all() for pages in self.kv_caches.values())
+        assert all(is_poisoned(pages[0]) for pages in self.kv_caches.values())
         return list(torch.split(logits, [count for _, count in work]))
 
     def run(self, token_ids: list[int], chunks: Sequence[int]) -> torch.Tensor:
@@ -261,7 +271,8 @@ class PagedHarness:
         block = sequence.blocks[group_id].pop(index)
         for name, owner in self.layout.group_of.items():
             if owner == group_id:
-                self.kv_caches[name][block] = float("nan")
+                pages = self.kv_caches[name]
+                pages[block] = find_poison(pages.dtype)
         self._free[group_id].append(block)
 
 

@@ -703,8 +703,14 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
         stop(other)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gemma4", "gpt-oss"])
-def test_families_go_on_after_a_restart(tmp_path, family):
+@pytest.mark.parametrize(
+    ("family", "cache_dtype"),
+    [
+        *((family, "auto") for family in ("llama", "qwen3", "gemma3", "gpt-oss")),
+        ("gemma4", "int8"),
+    ],
+)
+def test_families_go_on_after_a_restart(tmp_path, family, cache_dtype):
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(family, checkpoint)
     rng = random.Random(21)
@@ -714,6 +720,7 @@ def test_families_go_on_after_a_restart(tmp_path, family):
         "block_size": 32,
         "max_model_len": 512,
         "kv_cache_memory_bytes": 8 << 20,
+        "kv_cache_dtype": cache_dtype,
     }
     expected, _ = run_engine(prompts, **arguments)
     root = tmp_path / "cache"

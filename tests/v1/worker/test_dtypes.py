@@ -12,6 +12,7 @@ def test_names_and_dtypes() -> None:
     assert resolve_dtype(torch.bfloat16) is torch.bfloat16
     assert resolve_cache_dtype("auto", torch.float16) is torch.float16
     assert resolve_cache_dtype("bfloat16", torch.float32) is torch.bfloat16
+    assert resolve_cache_dtype("int8", torch.float32) is torch.int8
 
 
 def test_unknown_names() -> None:
@@ -19,3 +20,5 @@ def test_unknown_names() -> None:
         resolve_dtype("auto")
     with pytest.raises(ConfigError, match="'fp8' is not supported"):
         resolve_cache_dtype("fp8", torch.float32)
+    with pytest.raises(ConfigError, match="'int8' is unknown"):
+        resolve_dtype("int8")

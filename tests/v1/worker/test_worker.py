@@ -41,6 +41,9 @@ def test_specs_are_known_before_the_model_is_loaded() -> None:
     config.cache_config.cache_dtype = "float16"
     specs = Worker(config, CpuPlatform()).get_kv_cache_specs()
     assert specs["layers.0.attn.window"].dtype is torch.float16
+    config.cache_config.cache_dtype = "int8"
+    with pytest.raises(ConfigError, match=r"int8 keeps keys and values by head.*latent rows"):
+        Worker(config, CpuPlatform()).get_kv_cache_specs()
 
 
 def test_an_unresolved_dtype_is_refused() -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,18 +114,30 @@ def _describe_model(raw: Mapping[str, Any]) -> dict[str, Any]:
 
     entry = resolve_model(raw["architectures"])
     parsed = entry.parse_config(raw)
-    block_size = entry.load_block_sizes()[0]
-    specs = entry.load_kv_cache_specs()(parsed, block_size, torch.float32, torch.float32)
+    make_specs, block_size = entry.load_kv_cache_specs(), entry.load_block_sizes()[0]
     longest = parsed.max_position_embeddings
-    caches = {}
-    for length in sorted({*(n for n in _LENGTHS if n < longest), longest}):
-        own = {**raw, "vocab_size": parsed.vocab_size, "max_position_embeddings": longest}
+    own = {**raw, "vocab_size": parsed.vocab_size, "max_position_embeddings": longest}
+
+    def count_bytes(dtype: torch.dtype, length: int) -> int:
+        specs = make_specs(parsed, block_size, dtype, torch.float32)
         config = VllmConfig(
             model_config=ModelConfig("inspected", hf_config=own, max_model_len=length),
             scheduler_config=replace(SchedulerConfig(), max_model_len=length),
         )
-        caches[str(length)] = sum(spec.max_memory_usage_bytes(config) for spec in specs.values())
-    return {"served_as": ", ".join(raw["architectures"]), "cache_bytes_by_context_length": caches}
+        return sum(spec.max_memory_usage_bytes(config) for spec in specs.values())
+
+    lengths = sorted({*(n for n in _LENGTHS if n < longest), longest})
+    by_type = {"float32": count_bytes(torch.float32, longest)}
+    for name, dtype in (("float16", torch.float16), ("int8", torch.int8)):
+        with suppress(ConfigError):  # a model that is not cached so
+            by_type[name] = count_bytes(dtype, longest)
+    return {
+        "served_as": ", ".join(raw["architectures"]),
+        "cache_bytes_by_context_length": {
+            str(length): count_bytes(torch.float32, length) for length in lengths
+        },
+        f"cache_bytes_of_{longest}_tokens_by_kv_cache_dtype": by_type,
+    }
 
 
 def _show(value: Any) -> str:

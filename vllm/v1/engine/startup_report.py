@@ -42,6 +42,12 @@ def report_start(vllm_config: VllmConfig, kv_cache: KVCacheInfo, load_s: float) 
     )
     if cache_dtype in ("float16", "half"):
         logger.info("Rows of float16 keep values beyond 65,504 as that.")
+    if cache_dtype == "int8":
+        logger.info(
+            "Rows of int8 hold keys and values by head, each under a scale of its own; keys are "
+            "divided by sizes of their channels, measured on this model's weights. What else is "
+            "cached is float32."
+        )
     logger.info(
         "Maximum concurrency for %s tokens per request: %.2fx",
         f"{kv_cache.max_model_len:,}",

@@ -53,7 +53,7 @@ class WeightNeeds:
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Read the weights; answered with None."""
+    """Read the weights; answered with the caches' specs, which then tell what weights decide."""
 
 
 @dataclass(frozen=True, slots=True)

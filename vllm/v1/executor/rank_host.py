@@ -26,6 +26,7 @@ from vllm.v1.executor.messages import (
     WorkerInfo,
 )
 from vllm.v1.executor.worker_setup import make_worker, register_caches
+from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput, PendingStep
 
 logger = init_logger(__name__)
@@ -81,8 +82,10 @@ class RankHost:
         free_bytes = self._platform.free_memory_bytes()
         return WeightNeeds(self._worker.build_model(), free_bytes)
 
-    def _load(self, _: LoadModel) -> None:
+    def _load(self, _: LoadModel) -> dict[str, KVCacheSpec]:
         self._worker.load_model()
+        specs: dict[str, KVCacheSpec] = self._worker.get_kv_cache_specs()
+        return specs
 
     def _measure(self, _: MeasureMemory) -> int:
         num_bytes: int = self._worker.determine_available_memory()

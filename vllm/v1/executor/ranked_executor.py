@@ -114,8 +114,8 @@ class RankedExecutor:
             sharing = places[0].local_size if self._platform.device_type == "cpu" else 1
             free_bytes = min(own.free_bytes for own in needs) // sharing
             check_weights(config, specs, max(own.weight_bytes for own in needs), free_bytes)
-        self._order_all(LoadModel())
-        return specs
+        loaded: list[dict[str, KVCacheSpec]] = self._order_all(LoadModel())
+        return loaded
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         """Return each worker's cache specs by cache name."""

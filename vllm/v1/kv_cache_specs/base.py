@@ -27,10 +27,16 @@ if TYPE_CHECKING:
 
 
 class KVQuantMode(IntEnum):
-    """How cached values are quantized; per-tensor scales live outside the pages."""
+    """How cached values are quantized; per-tensor scales live outside the pages, others in rows."""
 
     NONE = 0
     FP8_PER_TENSOR = 1
+    INT8_PER_TOKEN_HEAD = 2
+
+    @classmethod
+    def of_dtype(cls, dtype: torch.dtype) -> KVQuantMode:
+        """Return how keys and values are kept in a type of ``--kv-cache-dtype``."""
+        return cls.INT8_PER_TOKEN_HEAD if str(dtype) == "torch.int8" else cls.NONE
 
 
 class KVCacheSpecKind(StrEnum):
@@ -47,6 +53,8 @@ class KVCacheSpecKind(StrEnum):
     CROSS_ATTENTION = "cross_attention"
     UNKNOWN = "unknown"
 
+
+_SCALE_BYTES = 4
 
 # Dense, window or state, tokens per row or of a window, block size, kind: groups are in this order.
 PackingKey = tuple[int, int, int, str]
@@ -175,6 +183,11 @@ class KVCacheSpec:
         """Return a spec that keeps every token, for use without the hybrid manager."""
         return self
 
+    def with_key_sizes(self, digest: str) -> KVCacheSpec:
+        """Return it with a digest of what keys are divided by, where its rows depend on that."""
+        del digest
+        return self
+
     def max_admission_blocks_per_request(
         self, max_num_batched_tokens: int, max_model_len: int
     ) -> int | None:
@@ -261,6 +274,7 @@ class AttentionSpec(KVCacheSpec):
         dtype: Of one stored value.
         kv_quant_mode: See KVQuantMode.
         page_size_padded: Bytes to give a page instead of its real size; at least that.
+        key_sizes: A digest of what keys are divided by before they are stored; "": nothing.
     """
 
     num_kv_heads: int
@@ -268,11 +282,23 @@ class AttentionSpec(KVCacheSpec):
     dtype: torch.dtype
     kv_quant_mode: KVQuantMode = KVQuantMode.NONE
     page_size_padded: int | None = None
+    key_sizes: str = ""
 
     @property
     def real_page_size_bytes(self) -> int:
         """Bytes a block really fills."""
-        return 2 * self.block_size * self.num_kv_heads * self.head_size * self.dtype.itemsize
+        width = 2 * self.num_kv_heads * self.head_size
+        return self.block_size * (width * self.dtype.itemsize + self.scale_bytes)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales in a token's row: fp32, one of each head's keys and values."""
+        has_scales = self.kv_quant_mode is KVQuantMode.INT8_PER_TOKEN_HEAD
+        return 2 * self.num_kv_heads * _SCALE_BYTES if has_scales else 0
+
+    @override
+    def with_key_sizes(self, digest: str) -> KVCacheSpec:
+        return replace(self, key_sizes=digest) if self.scale_bytes else self
 
     @property
     def page_size_bytes(self) -> int:
@@ -319,7 +345,7 @@ class KeyValueSpec(AttentionSpec):
     def real_page_size_bytes(self) -> int:
         assert self.head_size_v is not None
         width = self.num_kv_heads * (self.head_size + self.head_size_v)
-        return self.block_size * width * self.dtype.itemsize
+        return self.block_size * (width * self.dtype.itemsize + self.scale_bytes)
 
 
 def get_kv_cache_spec_kind(spec: KVCacheSpec) -> KVCacheSpecKind:

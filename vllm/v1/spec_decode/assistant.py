@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from vllm.model_executor.models.decoder.attention import DecoderAttention
 from vllm.model_executor.models.decoder.kv_cache import cache_name
 from vllm.model_executor.models.decoder.model import DecoderForCausalLM
 from vllm.model_executor.models.gemma4_assistant import Gemma4Assistant, find_owners
@@ -44,8 +45,8 @@ class AssistantProposer:
         self._layout = layout
         owners = find_owners(assistant.config, target.config)
         plans = zip(assistant.config.layers, owners, strict=True)
-        # Window and cache of each layer's rows.
-        self._reads = [(plan.window, cache_name(owner)) for plan, owner in plans]
+        # Window and owner of each layer's rows.
+        self._reads = [(plan.window, owner) for plan, owner in plans]
         self._caches = caches
 
     def propose(
@@ -79,8 +80,10 @@ class AssistantProposer:
             drafts.append(token)
         return drafts
 
-    def _read(self, state: RequestState, position: int, window: int, name: str) -> torch.Tensor:
+    def _read(self, state: RequestState, position: int, window: int, owner: int) -> torch.Tensor:
         """Return the stored rows [L, 2 * K * d] that a query at a position sees before its own."""
+        name, attention = cache_name(owner), self._target.layers[owner].attention
+        assert isinstance(attention, DecoderAttention), "find_owners looked"
         group_id = self._layout.group_of[name]
         size = self._layout.groups[group_id].block_size
         view = state.tables.views[group_id]
@@ -89,4 +92,4 @@ class AssistantProposer:
         blocks = view.block_ids[positions // size - view.base]
         cache = self._caches[name]
         rows = cache[torch.from_numpy(blocks), torch.from_numpy(positions % size)]
-        return rows.to(self._target.norm.dtype)
+        return attention.restore_rows(rows, self._target.norm.dtype)

@@ -36,6 +36,9 @@ def resolve_dtype(dtype: Any) -> torch.dtype:
     return found
 
 
+_CACHE_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({**_DTYPES, "int8": torch.int8})
+
+
 def resolve_cache_dtype(cache_dtype: str, model_dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of cached rows; "auto" is the model's.
 
@@ -44,10 +47,10 @@ def resolve_cache_dtype(cache_dtype: str, model_dtype: torch.dtype) -> torch.dty
     """
     if cache_dtype == "auto":
         return model_dtype
-    found = _DTYPES.get(cache_dtype)
+    found = _CACHE_DTYPES.get(cache_dtype)
     if found is None:
         raise ConfigError(
             f"kv_cache_dtype={cache_dtype!r} is not supported: use auto or one of "
-            f"{', '.join(_DTYPES)}."
+            f"{', '.join(_CACHE_DTYPES)}."
         )
     return found

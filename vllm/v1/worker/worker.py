@@ -52,8 +52,10 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput, PendingStep
 from vllm.v1.spec_decode.factory import make_proposer
 from vllm.v1.worker.connector_steps import make_connector_steps
 from vllm.v1.worker.dtypes import resolve_cache_dtype, resolve_dtype
+from vllm.v1.worker.key_sizes import NUM_TOKENS, digest_sizes, measure_key_sizes
 from vllm.v1.worker.kv_cache_tensors import allocate_kv_cache
 from vllm.v1.worker.model_runner import ModelRunner, RunnerLimits
+from vllm.v1.worker.one_request import OneRequest
 from vllm.v1.worker.picture_store import PictureStore, make_folder
 from vllm.v1.worker.pictures import PictureRows
 from vllm.v1.worker.weights_cache import WeightsCache
@@ -103,6 +105,8 @@ class Worker:
         self._quantization: WeightQuantization | None = None
         self._gguf: GgufWeights | None = None
         self._runner: ModelRunner | None = None
+        # A digest, once they are measured.
+        self._key_sizes = ""
 
     def init_device(self) -> None:
         """Select the device and the number of host threads; meet the other workers.
@@ -217,12 +221,30 @@ class Worker:
             folder = model_config.tokenizer or model_config.path or model_config.model
             is_drawn = load_config.load_format == "dummy"
             self._model.bind_tokenizer(None if is_drawn else Tokenizer.from_folder(folder))
+        if self._config.cache_config.cache_dtype == "int8":
+            self._size_keys()
         speculative = self._config.speculative_config
         if speculative is not None and speculative.method == "mtp" and not report.mtp_present:
             raise CheckpointError(
                 f"method 'mtp' needs the MTP block, but {model_config.path or model_config.model} "
                 "has no mtp.* tensors; use method 'ngram' or a checkpoint that has them."
             )
+
+    def _size_keys(self) -> None:
+        """Measure what keys are divided by before they are rounded, and tell the model."""
+        assert self._device is not None, "init_device comes first"
+        request = OneRequest(
+            self._model,
+            self._find_specs(torch.float32),
+            self._platform,
+            self._device,
+            self._platform.make_step_model,
+            num_tokens=NUM_TOKENS,
+            stored=frozenset({"keys", "dense"}),
+        )
+        sizes = measure_key_sizes(request, self._model_spec)
+        self._model.put_key_sizes(sizes)
+        self._key_sizes = digest_sizes(sizes, self._group)
 
     def _take_copies(self) -> Sequence[torch.Tensor]:
         """Take weights that an earlier start packed; return what files need not fill."""
@@ -424,11 +446,17 @@ class Worker:
         Raises:
             ConfigError: The block size or the cache dtype does not suit the model.
         """
-        cache_config = self._config.cache_config
+        dtype = resolve_cache_dtype(self._config.cache_config.cache_dtype, self._dtype)
+        return {
+            name: spec.with_key_sizes(self._key_sizes)
+            for name, spec in self._find_specs(dtype).items()
+        }
+
+    def _find_specs(self, cache_dtype: torch.dtype) -> dict[str, KVCacheSpec]:
         specs: dict[str, KVCacheSpec] = self._entry.load_kv_cache_specs()(
             self._entry.cut_config(self._model_spec, self._place.size),
-            cache_config.block_size,
-            resolve_cache_dtype(cache_config.cache_dtype, self._dtype),
+            self._config.cache_config.block_size,
+            cache_dtype,
             # Compressor sums run over up to 128 rows; every known implementation keeps them fp32.
             torch.float32,
         )

@@ -73,7 +73,9 @@ def _pages(group: KVCacheGroupSpec) -> list[list[Any]]:
     pages = []
     for name, spec in group.layer_specs().items():
         dtype = str(getattr(spec, "dtype", ""))
-        pages.append([name, spec.storage_block_size, spec.page_size_bytes, dtype])
+        # What keys were divided by is named where they were, so that others still match.
+        sizes = [digest] if (digest := getattr(spec, "key_sizes", "")) else []
+        pages.append([name, spec.storage_block_size, spec.page_size_bytes, dtype, *sizes])
     return pages
 
 

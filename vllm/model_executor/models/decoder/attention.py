@@ -1,5 +1,7 @@
 """Grouped-query attention over paged keys and values, with windows, sinks and soft caps."""
 
+from collections.abc import Mapping
+
 import torch
 from typing_extensions import override
 
@@ -21,6 +23,10 @@ class DecoderAttention(PagedAttention):
         index: The layer.
         plan: Its window, heads and rotary setting.
         parts: What to build from, within the layer's ``self_attn``.
+
+    Attributes:
+        key_sizes: fp32 [K, d], powers of two that keys are divided by where they are stored, and
+            queries multiplied by; None: neither is.
     """
 
     def __init__(self, index: int, plan: LayerPlan, parts: ModelParts) -> None:
@@ -46,6 +52,7 @@ class DecoderAttention(PagedAttention):
             "o_proj",
         )
         self.output_bias = make.parameter(config.hidden_size) if shape.has_output_bias else None
+        self.key_sizes: torch.Tensor | None = None
         # One norm serves queries and keys: row 0 for query heads, row 1 for key heads.
         has_whole = shape.norms_whole_rows
         self.qk_norm = (
@@ -129,12 +136,31 @@ class DecoderAttention(PagedAttention):
         queries = heads[:, : shape.num_heads]
         if shape.position_beta:
             queries = queries * self._scale_positions(step)
+        keys = heads[:, shape.num_heads :]
+        if self.key_sizes is not None:
+            queries = queries * self.key_sizes.repeat_interleave(self._num_groups, 0)
+            keys = keys / self.key_sizes
         if not self._has_own:
             return queries, None
         if shape.has_value_norm:
             by_head = values.view(-1, shape.num_kv_heads, shape.head_dim)
             values = self._norm(by_head, self._plain_norm, eps).flatten(1)
-        return queries, torch.cat([heads[:, shape.num_heads :].flatten(1), values], 1)
+        return queries, torch.cat([keys.flatten(1), values], 1)
+
+    def put_key_sizes(self, sizes: Mapping[str, torch.Tensor]) -> None:
+        """Has keys stored divided by the sizes of their cache, by its name."""
+        own = sizes.get(self._cache_name)
+        self.key_sizes = None if own is None else own.to(self._plain_norm)
+
+    def restore_rows(self, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Returns keys and values [..., 2 * K * d] of rows as the layer's cache has them."""
+        if stored.dtype != torch.int8:
+            return stored.to(dtype)
+        rows = self._coded_rows.decode(stored, dtype)
+        if self.key_sizes is not None:
+            sizes = self.key_sizes.flatten().to(dtype)
+            rows[..., : len(sizes)] *= sizes
+        return rows
 
     def _scale_positions(self, step: Step) -> torch.Tensor:
         """Returns what the queries of each row are multiplied by, [T, 1, 1]."""

@@ -2,8 +2,9 @@
 
 A layer that attends to another's keys and values has none.
 
-A row holds one token's keys of all heads, then its values: 2 * num_kv_heads * head_dim values; or
-one latent, of which keys and values of all heads are products: head_dim values.
+A row holds one token's keys of all heads, then its values: 2 * num_kv_heads * head_dim values, in
+bytes with a scale for each head; or one latent, of which keys and values of all heads are products:
+head_dim values.
 Blocks are ``--block-size`` tokens in full-attention and window layers alike. The states of all
 recurrent layers are one cache, in pages as wide as a block of all attention layers.
 
@@ -28,12 +29,14 @@ from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     FullAttentionSpec,
     KVCacheSpec,
+    KVQuantMode,
     MLAAttentionSpec,
     RecurrentStateSpec,
     SlidingWindowSpec,
     StateShape,
 )
 from vllm.v1.kv_cache_specs.base import PackingKey
+from vllm.v1.kv_cache_specs.latent import check_latent_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +95,7 @@ def decoder_kv_cache_specs(
         state_dtype: Type of recurrent states and of open pools.
 
     Raises:
-        ConfigError: The block size is not supported.
+        ConfigError: The block size is not supported, or the type of keys and values.
     """
     if block_size not in SUPPORTED_BLOCK_SIZES:
         raise ConfigError(
@@ -105,6 +108,8 @@ def decoder_kv_cache_specs(
         if layer.kv_owner is not None or layer.recurrence is not None:
             continue
         shape = config.shape_of(layer)
+        if shape.latent is not None:
+            check_latent_dtype(cache_dtype)
         full = FullAttentionSpec(
             block_size=block_size,
             num_kv_heads=shape.num_kv_heads,
@@ -112,6 +117,7 @@ def decoder_kv_cache_specs(
             # Values are made of the same row as keys where that is a latent.
             head_size_v=shape.head_dim if shape.latent is None else 0,
             dtype=cache_dtype,
+            kv_quant_mode=KVQuantMode.of_dtype(cache_dtype),
         )
         specs[cache_name(index)] = _with_window(full, layer.window) if layer.window else full
         if shape.latent is not None:
@@ -196,5 +202,6 @@ def _with_window(full: FullAttentionSpec, window: int) -> SlidingWindowSpec:
         num_kv_heads=full.num_kv_heads,
         head_size=full.head_size,
         dtype=full.dtype,
+        kv_quant_mode=full.kv_quant_mode,
         sliding_window=window,
     )

@@ -440,6 +440,16 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
             logits = self._soft_cap_(logits, self.config.final_soft_cap)
         return logits
 
+    def put_key_sizes(self, sizes: Mapping[str, torch.Tensor]) -> None:
+        """Has layers store their keys divided by sizes, and multiply their queries by them.
+
+        Args:
+            sizes: By cache name, fp32 [K, d]; of a cache that is not named nothing is divided.
+        """
+        for layer in self.layers:
+            if isinstance(layer.attention, DecoderAttention):
+                layer.attention.put_key_sizes(sizes)
+
     def head_rows(self) -> RowSource | None:
         """Returns the output matrix as stored rows; None where a platform reads it its own way."""
         if self._quantised_head is not None:

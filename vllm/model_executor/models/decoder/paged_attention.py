@@ -8,6 +8,7 @@ from torch import nn
 from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.kv_cache import cache_name
 from vllm.model_executor.models.decoder.step import ModelParts, Step
+from vllm.v1.attention.ops.int8_rows import Int8Rows
 from vllm.v1.attention.step_tables import ChunkKeys, DecodeBatch, DecodeKeys, PageRows
 
 Attended = tuple[torch.Tensor, torch.Tensor]
@@ -30,6 +31,8 @@ class PagedAttention(nn.Module):
         self._shape = shape = config.shape_of(plan).for_ranks(make.group.size)
         owner = index if plan.kv_owner is None else plan.kv_owner
         self._cache_name = cache_name(owner)
+        # In bytes there are keys and values of heads, never latents.
+        self._coded_rows = Int8Rows(2 * shape.num_kv_heads, shape.head_dim)
         self._is_shared = owner in config.shared_owners
         self._narrows = index == config.last_owner
         self._sees_both_ways, self._window = config.sees_both_ways, plan.window
@@ -119,13 +122,20 @@ class PagedAttention(nn.Module):
         """Writes the step's rows; returns them as a later step will read them."""
         cache = step.kv_caches[self._cache_name]
         writes = step.meta.keys[step.meta.group_of[self._cache_name]].writes
-        kept = rows if writes.sources is None else rows[writes.sources]
+        is_coded = cache.dtype == torch.int8
+        stored = self._coded_rows.encode(rows) if is_coded else rows
+        kept = stored if writes.sources is None else stored[writes.sources]
         self._write_rows(cache, writes.target.blocks, writes.target.rows, kept)
+        if is_coded:
+            return self._coded_rows.decode(stored, rows.dtype)
         rounded: torch.Tensor = self._round_rows(cache, rows)
         return rounded
 
     def _read(self, source: PageRows, step: Step, dtype: torch.dtype) -> torch.Tensor:
         cache = step.kv_caches[self._cache_name]
+        if cache.dtype == torch.int8:
+            coded = self._read_rows(cache, source.blocks, source.rows, cache.dtype)
+            return self._coded_rows.decode(coded, dtype)
         rows: torch.Tensor = self._read_rows(cache, source.blocks, source.rows, dtype)
         return rows
 

@@ -27,6 +27,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowMLASpec,
 )
+from vllm.v1.kv_cache_specs.latent import check_latent_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -114,9 +115,10 @@ def deepseek_v4_kv_cache_specs(
         Specs by cache name, in layer order, the MTP block's last.
 
     Raises:
-        ConfigError: See ``check_block_size``.
+        ConfigError: See ``check_block_size`` and ``check_latent_dtype``.
     """
     check_block_size(config, block_size)
+    check_latent_dtype(cache_dtype)
     specs: dict[str, KVCacheSpec] = {}
     for layer, plan in enumerate(config.layers):
         names = LayerCacheNames.of_block(f"layers.{layer}")

@@ -29,6 +29,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowMLASpec,
 )
+from vllm.v1.kv_cache_specs.latent import check_latent_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -72,9 +73,10 @@ def deepseek_v41_kv_cache_specs(
         Specs by cache name, in layer order.
 
     Raises:
-        ConfigError: See ``check_block_size``.
+        ConfigError: See ``check_block_size`` and ``check_latent_dtype``.
     """
     check_block_size(config, block_size)
+    check_latent_dtype(cache_dtype)
     specs: dict[str, KVCacheSpec] = {}
     reach = (len(config.layers) - config.cut) * (config.sliding_window - 1)
     for layer, plan in enumerate(config.layers):

@@ -1,0 +1,58 @@
+"""Cached rows in bytes: codes of every head, and a scale of each behind them.
+
+    | codes of key heads | codes of value heads | fp32 scales of key heads | of value heads |
+      K * d bytes          K * d bytes            4 * K bytes                4 * K bytes
+
+A head's values are multiples of a scale, at most 127 of it. They depend on the head's own values in
+the row alone, so that a row has the same bytes whatever is stored beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+_LARGEST = 127.0
+# Heads whose largest value is below are zeros: its 127th part would not be normal.
+_LEAST = 1e-30
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """Rows of some heads.
+
+    Attributes:
+        num_heads: Of keys and values together.
+        head_dim: Values of each.
+    """
+
+    num_heads: int
+    head_dim: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.num_heads * (self.head_dim + SCALE_BYTES)
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """Return int8 [N, row bytes] of values [N, heads * d].
+
+        Ties go to even codes. A head with a value that is no number reads back as such values.
+        """
+        wide = values.float().view(len(values), self.num_heads, self.head_dim)
+        peaks = wide.abs().amax(-1, keepdim=True)
+        is_finite, is_some = peaks.isfinite(), peaks >= _LEAST
+        steps = torch.where(is_finite & is_some, _LARGEST / peaks, torch.zeros_like(peaks))
+        codes = torch.where(is_finite, wide * steps, torch.zeros_like(wide)).round().to(torch.int8)
+        scales = torch.where(is_some, peaks / _LARGEST, torch.zeros_like(peaks))
+        scales = torch.where(is_finite, scales, torch.full_like(scales, torch.nan))
+        return torch.cat([codes.flatten(1), scales.flatten(1).contiguous().view(torch.int8)], 1)
+
+    def decode(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return values [..., heads * d] of int8 [..., row bytes]."""
+        width = self.num_heads * self.head_dim
+        codes = rows[..., :width].reshape(*rows.shape[:-1], self.num_heads, self.head_dim)
+        # A copy: a view of other types must begin at a multiple of them.
+        scales = rows[..., width:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        values: torch.Tensor = codes.float() * scales.unsqueeze(-1)
+        return values.flatten(-2).to(dtype)
