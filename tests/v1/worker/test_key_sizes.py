@@ -29,15 +29,15 @@ from vllm.v1.worker.one_request import OneRequest
 MODELS = {"gpt-oss": gpt_oss(), "gemma 4": gemma4_small(), "qwen 3.5": qwen3_5()}
 
 
-def test_sizes_are_powers_of_two_of_pairs() -> None:
-    keys = torch.randn(4000, 2, 6, generator=torch.Generator().manual_seed(2)).double()
-    keys[:, 0] *= torch.tensor([1.0, 20, 0.25, 1, 3, 100])
-    keys[:, 1, 4:] = 0
-    keys[:, 1, 5] = torch.inf
+def test_sizes_are_roots_of_what_pairs_come_to() -> None:
+    # Two pairs that make 5 and 500, and two values that are not turned.
+    own = [3.0, 300, 4, 400, 0.01, 1]
+    keys = torch.tensor([own, [0, 0, 0, 0, 0, torch.inf]]).double().expand(100, 2, 6).clone()
+    keys[0] *= 1000  # the first token of a text
+    keys[1:50] /= 2
     sizes = find_sizes(keys, 4)
-    # The first four are two pairs: together 1 and 1/4 have 0.73, 20 and 1 have 14.2.
-    assert sizes[0].tolist() == [1, 16, 1, 16, 4, 128]
-    assert sizes[1, 4:].tolist() == [1, 1]
+    assert sizes[0].tolist() == [2, 16, 2, 16, 0.125, 1]
+    assert sizes[1].tolist() == [1] * 6
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 96, 151_936])

@@ -22,6 +22,8 @@ NUM_TOKENS = 128
 # Knuth's constants of a linear congruential generator.
 _FACTOR, _ADDEND, _MODULUS = 6364136223846793005, 1442695040888963407, 1 << 64
 _DIGEST_DIGITS = 16
+# The first token of a text is often unlike all others.
+_SHARE_BELOW = 0.98
 # So that neither quotients nor products leave the floats.
 _MAX_EXPONENT = 40
 
@@ -72,22 +74,25 @@ def measure_key_sizes(request: OneRequest, config: DecoderConfig) -> dict[str, t
 
 
 def find_sizes(keys: torch.Tensor, num_turned: int) -> torch.Tensor:
-    """Return the powers of two nearest to the channels' root mean squares: fp32 [K, d].
+    """Return the powers of two nearest to the roots of how large channels become: fp32 [K, d].
 
+    That is what all but a few tokens stay below. Of it the root: were large channels made as small
+    as the others, their own roundings would be felt most, as queries are often large there too.
     Positions turn pairs of channels into each other: both get the size of the two together.
 
     Args:
         keys: fp64 [T, K, d].
         num_turned: First values of a head that are turned: pairs (i, i + num_turned / 2).
     """
-    squares = keys.square().mean(0)
+    magnitudes = keys.abs()
     half = num_turned // 2
-    both = (squares[:, :half] + squares[:, half : 2 * half]) / 2
-    squares[:, :half] = squares[:, half : 2 * half] = both
-    exponents = (squares.log2() / 2).round()
-    is_sized = squares.isfinite() & (squares > 0)
-    exponents = torch.where(is_sized, exponents, 0.0).clamp(-_MAX_EXPONENT, _MAX_EXPONENT)
-    return torch.exp2(exponents).float()
+    both = torch.hypot(magnitudes[..., :half], magnitudes[..., half : 2 * half])
+    magnitudes[..., :half] = magnitudes[..., half : 2 * half] = both
+    num_below = max(1, int(len(keys) * _SHARE_BELOW))
+    large = magnitudes.kthvalue(num_below, 0).values
+    is_sized = large.isfinite() & (large > 0)
+    exponents = torch.where(is_sized, (large.log2() / 2).round(), 0.0)
+    return torch.exp2(exponents.clamp(-_MAX_EXPONENT, _MAX_EXPONENT)).float()
 
 
 def digest_sizes(sizes: Mapping[str, torch.Tensor], group: TensorParallelGroup) -> str:
