@@ -2,6 +2,7 @@ import copy
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
+import torch
 
 from tests.v1.core.specs import (
     FLOAT,
@@ -25,6 +26,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     KVCacheSpecKind,
     KVCacheTensor,
+    KVQuantMode,
     SinkFullAttentionSpec,
     TQFullAttentionSpec,
     UniformTypeKVCacheSpecs,
@@ -64,6 +66,15 @@ class TestPageSize:
     def test_sliding_window_with_narrow_values(self):
         assert swa().page_size_bytes == full().page_size_bytes
         assert swa(head_size_v=32).page_size_bytes == 16 * 2 * (64 + 32) * 2
+
+    def test_int8_rows_have_a_scale_of_each_head(self):
+        int8 = {"dtype": torch.int8, "kv_quant_mode": KVQuantMode.of_dtype(torch.int8)}
+        for spec in (full(**int8), swa(**int8)):
+            assert spec.page_size_bytes == 16 * 2 * 2 * (64 + 4)
+            assert spec.page_layout().width == 2 * 2 * (64 + 4)
+            assert spec.with_key_sizes("a") != spec.with_key_sizes("b")
+        assert KVQuantMode.of_dtype(torch.float16) is KVQuantMode.NONE
+        assert full().with_key_sizes("a") == full()
 
     def test_padding_wins_but_never_shrinks(self):
         assert full(page_size_padded=10_000).page_size_bytes == 10_000

@@ -5,15 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from vllm.distributed.kv_transfer.handover.fingerprint import fingerprint_weights
-from vllm.distributed.kv_transfer.handover.manifest import _digest, find_mismatch, make_manifest
+from vllm.distributed.kv_transfer.handover.manifest import (
+    _digest,
+    _pages,
+    find_mismatch,
+    make_manifest,
+)
 from vllm.distributed.kv_transfer.handover.messages import Hello
 from vllm.model_executor.model_loader.checkpoint_files import find_weight_files
 from vllm.model_executor.model_loader.safetensors_header import read_header
 from vllm.v1.engine.engine_args import EngineArgs
 from vllm.v1.engine.kv_cache_setup import plan_kv_cache
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, KVQuantMode
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +60,20 @@ def test_what_changes_rows_is_named(args: dict[str, Any], named: str) -> None:
 def test_the_order_in_which_a_file_names_its_values_is_no_difference() -> None:
     assert _digest({"a": 1, "b": {"c": 2, "d": 3}}) == _digest({"b": {"d": 3, "c": 2}, "a": 1})
     assert _digest({"a": 1}) != _digest({"a": 2})
+
+
+def test_what_keys_were_divided_by_is_compared() -> None:
+    spec = FullAttentionSpec(
+        block_size=16,
+        num_kv_heads=1,
+        head_size=8,
+        dtype=torch.int8,
+        kv_quant_mode=KVQuantMode.of_dtype(torch.int8),
+    )
+    pages = [_pages(KVCacheGroupSpec(["a"], spec.with_key_sizes(name))) for name in ("", "b", "c")]
+    assert _digest(pages[1]) != _digest(pages[2])
+    # Engines of before, and those that divide nothing, say what they said.
+    assert pages[0] == [["a", 16, 16 * 2 * (8 + 4), "torch.int8"]]
 
 
 def test_a_side_that_tells_less_does_not_match() -> None:
