@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -11,22 +10,19 @@ from vllm.exceptions import ConfigError
 from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_specs.base import AttentionSpec, KVQuantMode
 
-if TYPE_CHECKING:
-    import torch
-
 # Bytes per cached token of the packed fp8 MLA row: 512 fp8 latents, 4 fp32 scales, 64 bf16 rope
 # values; DeepSeek-V4's row: 448 fp8 latents, 64 bf16 rope values, 8 bytes of scales.
 _FP8_DS_MLA_ROW_BYTES = 656
 _FP8_DS_MLA_V4_ROW_BYTES = 584
 
 
-def check_latent_dtype(dtype: torch.dtype) -> None:
-    """Refuse a type of ``--kv-cache-dtype`` that latent rows are not kept in.
+def check_latent_mode(mode: KVQuantMode) -> None:
+    """Refuse a way of keeping keys and values that latent rows do not have.
 
     Raises:
-        ConfigError: It is int8.
+        ConfigError: They are kept in int8.
     """
-    if KVQuantMode.of_dtype(dtype) is not KVQuantMode.NONE:
+    if mode is not KVQuantMode.NONE:
         raise ConfigError(
             "--kv-cache-dtype int8 keeps keys and values by head, but this model's layers cache "
             "latent rows, of which all heads' are made: use float16, bfloat16 or float32."

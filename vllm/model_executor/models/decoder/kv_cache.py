@@ -36,7 +36,7 @@ from vllm.v1.kv_cache_interface import (
     StateShape,
 )
 from vllm.v1.kv_cache_specs.base import PackingKey
-from vllm.v1.kv_cache_specs.latent import check_latent_dtype
+from vllm.v1.kv_cache_specs.latent import check_latent_mode
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def decoder_kv_cache_specs(
             continue
         shape = config.shape_of(layer)
         if shape.latent is not None:
-            check_latent_dtype(cache_dtype)
+            check_latent_mode(KVQuantMode.of_dtype(cache_dtype))
         full = FullAttentionSpec(
             block_size=block_size,
             num_kv_heads=shape.num_kv_heads,

@@ -24,10 +24,11 @@ from vllm.model_executor.models.deepseek_v4.config import LatentConfig, LayerPla
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheSpec,
+    KVQuantMode,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
 )
-from vllm.v1.kv_cache_specs.latent import check_latent_dtype
+from vllm.v1.kv_cache_specs.latent import check_latent_mode
 
 if TYPE_CHECKING:
     import torch
@@ -115,10 +116,10 @@ def deepseek_v4_kv_cache_specs(
         Specs by cache name, in layer order, the MTP block's last.
 
     Raises:
-        ConfigError: See ``check_block_size`` and ``check_latent_dtype``.
+        ConfigError: See ``check_block_size`` and ``check_latent_mode``.
     """
     check_block_size(config, block_size)
-    check_latent_dtype(cache_dtype)
+    check_latent_mode(KVQuantMode.of_dtype(cache_dtype))
     specs: dict[str, KVCacheSpec] = {}
     for layer, plan in enumerate(config.layers):
         names = LayerCacheNames.of_block(f"layers.{layer}")

@@ -26,10 +26,11 @@ from vllm.model_executor.models.deepseek_v41.config import DeepseekV41Config
 from vllm.v1.kv_cache_interface import (
     CompressorStateSpec,
     KVCacheSpec,
+    KVQuantMode,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
 )
-from vllm.v1.kv_cache_specs.latent import check_latent_dtype
+from vllm.v1.kv_cache_specs.latent import check_latent_mode
 
 if TYPE_CHECKING:
     import torch
@@ -73,10 +74,10 @@ def deepseek_v41_kv_cache_specs(
         Specs by cache name, in layer order.
 
     Raises:
-        ConfigError: See ``check_block_size`` and ``check_latent_dtype``.
+        ConfigError: See ``check_block_size`` and ``check_latent_mode``.
     """
     check_block_size(config, block_size)
-    check_latent_dtype(cache_dtype)
+    check_latent_mode(KVQuantMode.of_dtype(cache_dtype))
     specs: dict[str, KVCacheSpec] = {}
     reach = (len(config.layers) - config.cut) * (config.sliding_window - 1)
     for layer, plan in enumerate(config.layers):
