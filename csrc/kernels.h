@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "build.h"
-#include "bytes.h"
 #include "products.h"
+#include "rounded_bytes.h"
 #include "stored.h"
 #include "thread_pool.h"
 #include "vec.h"
