@@ -599,12 +599,9 @@ VN_APART void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& p
   }
 }
 
-// Whether all matrices of a kind of codes have whole scales under factors, and whether some may.
+// Whether matrices of a kind of codes have spans: find_span.
 template <int Kind>
 constexpr bool kHasSpans = kIsLow<Kind> ? Kind != VN_CODE_INT2 : Kind == VN_CODE_ODD4;
-template <int Kind>
-constexpr bool kMayHaveSpans = kHasSpans<Kind> || Kind == VN_CODE_INT8 || Kind == VN_CODE_INT6 ||
-                               Kind == VN_CODE_UINT4 || Kind == VN_CODE_IQ4;
 
 // What a span's whole sums, at its first group, add to those of a row.
 VN_INLINE Vec add_span(Vec sum, Ints all, const float* factors, float input_scale) {
@@ -666,9 +663,7 @@ VN_APART void dot_span_tile(const ByteInputs& x, int64_t row, const PanelView& p
 
 // Units of a group, in files, of codes that have spans.
 template <int Kind>
-constexpr int kGroupUnits = Kind == VN_CODE_UINT4 || Kind == VN_CODE_IQ4 || Kind == VN_CODE_ODD4 ? 4
-                            : Kind == VN_CODE_INT8                                               ? 8
-                                                                                                 : 1;
+constexpr int kGroupUnits = Kind == VN_CODE_ODD4 ? 4 : 1;
 
 // Vectors of outputs that a row alone meets at a time: where a group has one unit, registers that hold its
 // sums are worth more than one pass.
@@ -887,12 +882,7 @@ inline void dot_byte_panel(const ByteInputs& x, int64_t row, int64_t rows, const
   const PanelView panel(m, part.index);
   const int64_t span = find_span(panel.m);
   with_byte_kind(panel.m.code_kind, [&](auto kind) {
-    if constexpr (kMayHaveSpans<kind>) {
-      if (kHasSpans<kind> || span > 0) {
-        return dot_byte_panel_of<kind, true>(x, row, rows, panel, part, std::max<int64_t>(1, span));
-      }
-    }
-    if constexpr (!kHasSpans<kind>) dot_byte_panel_of<kind, false>(x, row, rows, panel, part, 1);
+    dot_byte_panel_of<kind, kHasSpans<kind>>(x, row, rows, panel, part, std::max<int64_t>(1, span));
   });
 }
 

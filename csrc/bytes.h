@@ -62,8 +62,10 @@ namespace VN_BUILD {
 // Inputs of a span: sums of so many codes times scales are whole numbers of 32 bits.
 constexpr int64_t kSpanInputs = 1024;
 // Groups of a span: those of a factor, or of an even part of them; 0 where scales are no whole numbers
-// under factors. As `PackedRows.span` has it.
+// under factors, and of codes of four bits and more: beside their errors those of inputs that are rounded
+// by 256 count. As `PackedRows.span` has it.
 inline int64_t find_span(const vn_panels& m) {
+  if (m.code_kind < VN_CODE_ODD4) return 0;
   if (m.scale_factors == nullptr || !is_whole_scale(m.scale_kind)) return 0;
   if (m.offsets != nullptr && (m.offset_factors == nullptr || !is_whole_scale(m.offset_kind))) return 0;
   int64_t span = std::min<int64_t>(m.factor_groups, kSpanInputs / m.group);

@@ -89,8 +89,8 @@ class ModelConfig:
     quantized_inputs: str = option(
         "auto",
         "Inputs of products with GGUF's and other four-bit matrices: exact, as they are (auto); "
-        "int16, which is faster and changes answers next to nothing; or int8, which is faster "
-        "still and changes answers a little (docs/quantisation.md).",
+        "int16, by which one request is decoded faster and answers change next to nothing; or "
+        "int8, which is faster and changes answers a little (docs/quantisation.md).",
         group=_GROUP,
         choices=QUANTIZED_INPUTS,
         more="`auto` with `VLLM_CPU_INT4_W4A8=1` is `int8`.",

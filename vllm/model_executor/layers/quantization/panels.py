@@ -386,9 +386,12 @@ class PackedRows:
     def span(self) -> int:
         """Groups whose inputs are rounded as one, as sums of whole numbers go over all of them.
 
-        They are those of a factor of scales that are whole numbers, or an even part of them; 0:
-        scales are none. The native kernels have the same rule (``find_span``).
+        They are those of a factor of scales that are whole numbers, or an even part of them. 0:
+        scales are none, or codes have four bits and more: their errors are so small that those of
+        inputs rounded by 256 count. The native kernels have the same rule (``find_span``).
         """
+        if self.kind not in _SPAN_KINDS:
+            return 0
         parts = [part for part in (self.scales, self.offsets) if part is not None]
         if not all(part.are_whole for part in parts):
             return 0
