@@ -67,6 +67,12 @@ class _Open:
         return not (self.is_list or self.has_value)
 
 
+def show_place(place: str) -> str:
+    """Return where a part stands, as one line of a log may have it: what clients write is in it."""
+    place = "".join(c if c.isprintable() else repr(c)[1:-1] for c in place[: _MAX_PATH_CHARS + 1])
+    return place if len(place) <= _MAX_PATH_CHARS else f"{place[:_MAX_PATH_CHARS]}…"
+
+
 def find_open_part(text: str) -> OpenPart | None:
     """Return the part of JSON that went on: the innermost open one that holds half of all.
 
@@ -134,7 +140,7 @@ def _path(opened: Sequence[_Open]) -> str:
             path += f".{part.key}"
         else:
             path += f"[{json.dumps(part.key, ensure_ascii=False)}]"
-    return path if len(path) <= _MAX_PATH_CHARS else f"{path[:_MAX_PATH_CHARS]}…"
+    return show_place(path)
 
 
 def _unquote(token: str) -> str:

@@ -118,6 +118,14 @@ def test_repetition_detection_is_the_engines() -> None:
         assert params.repetition_detection == expected
 
 
+def test_a_field_that_repetition_detection_has_not_is_refused() -> None:
+    given = {"max_pattern_size": 3, "min_count": 3, "max_patern": 1}
+    with pytest.raises(UserInputError, match="max_patern"):
+        make_sampling_params(
+            _request(repetition_detection=given), SERVED_MODEL, 9, LogprobsOptions()
+        )
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [

@@ -313,3 +313,29 @@ def test_thoughts_before_json_are_none(thought, named):
         ids = TOKENIZER.encode("ab{")
     result = step(processor, EngineCoreOutput(core_id, ids, finish_reason=FinishReason.LENGTH))
     assert result.outputs[0].outputs[0].stop_reason == named
+
+
+@pytest.mark.parametrize("asked", [{"regex": ".*"}, {"choice": ["ab", "b"]}])
+def test_a_thought_before_what_is_no_json_is_not_told_as_a_part(asked):
+    processor = OutputProcessor(TOKENIZER)
+    (core_id,) = add(
+        processor,
+        structured_outputs=StructuredOutputsParams(**asked),
+        reasoning=ReasoningSpan([ABC[7]]),
+    )
+    ids = TOKENIZER.encode("ab{")
+    result = step(processor, EngineCoreOutput(core_id, ids, finish_reason=FinishReason.LENGTH))
+    assert result.outputs[0].outputs[0].stop_reason is None
+
+
+def test_a_call_ends_a_thought():
+    processor = OutputProcessor(TOKENIZER)
+    call = TOKENIZER.encode("{")
+    (core_id,) = add(
+        processor,
+        structured_outputs=StructuredOutputsParams(json={}),
+        reasoning=ReasoningSpan([ABC[7]], call_token_ids=[call]),
+    )
+    ids = TOKENIZER.encode("ab" + _CUT)
+    result = step(processor, EngineCoreOutput(core_id, ids, finish_reason=FinishReason.LENGTH))
+    assert result.outputs[0].outputs[0].stop_reason == "unfinished text at $.a[1]"

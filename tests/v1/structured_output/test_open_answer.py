@@ -10,7 +10,7 @@ from vllm.parser.grammar_formats import json_of
 from vllm.parser.registry import REASONING_PARSERS
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers.chat_tools import parse_tools
-from vllm.v1.structured_output.open_answer import find_open_answer
+from vllm.v1.structured_output.open_answer import find_open_answer, must_hold_value
 
 _SCHEMA = {
     "type": "object",
@@ -40,6 +40,12 @@ def _params(dialect: str, **asked: Any) -> StructuredOutputsParams:
         ),
         ("hermes", f'{_CALL}{{"t": "a", "l": [{"1, " * 30}', "unfinished list at $.l"),
         ("hermes", "<tool_call>\n", None),
+        (
+            "hermes",
+            f'{_CALL}{{"t": "a", "l": []}}}}\n</tool_call>\nSee def f() {{ x, "hel',
+            None,
+        ),
+        ("hermes", f'{_CALL}{{"t": "a", "l": []}}}}\n</tool', None),
         (
             "qwen3_coder",
             f"<tool_call>\n<function=f>\n<parameter=t>\n{_ON}",
@@ -86,3 +92,40 @@ def test_other_grammars_have_no_values() -> None:
         {"structural_tag": json.dumps({"format": 5})},
     ):
         assert find_open_answer("aaa", StructuredOutputsParams(**asked)) is None  # type: ignore[arg-type]
+
+
+def _triggered(**asked: bool) -> StructuredOutputsParams:
+    call = {"type": "tag", "begin": "<c>", "content": json_of(_SCHEMA), "end": "</c>"}
+    tags = {"type": "triggered_tags", "triggers": ["<c>"], "tags": [call], **asked}
+    return StructuredOutputsParams(
+        structural_tag=json.dumps({"type": "structural_tag", "format": tags})
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "must"),
+    [
+        (StructuredOutputsParams(json={}), True),
+        (StructuredOutputsParams(regex="a+"), False),
+        (StructuredOutputsParams(choice=["a", "b"]), False),
+        (_params("hermes"), True),
+        (_params("hermes", form=json_of(_SCHEMA)), True),
+        (_triggered(), False),
+        (_triggered(at_least_one=True), True),
+        (_params("qwen3_coder"), True),
+        (_params("deepseek_v4"), True),
+        (_params("pythonic"), True),
+    ],
+)
+def test_what_must_hold_a_value(asked: StructuredOutputsParams, must: bool) -> None:
+    assert must_hold_value(asked) == must
+
+
+def test_where_a_part_stands_is_one_short_line() -> None:
+    begin = "<c>\nWARNING forged\x1b[2J" + "x" * 50_000
+    text = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": "</c>"}
+    tag = json.dumps({"type": "structural_tag", "format": text})
+    part = find_open_answer(begin + _ON, StructuredOutputsParams(structural_tag=tag))
+    assert part is not None
+    assert part.short.isprintable()
+    assert len(part.short) < 250

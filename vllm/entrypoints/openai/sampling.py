@@ -236,5 +236,10 @@ def _read_repetition(request: SamplingRequest) -> RepetitionDetectionParams | No
     given = request.repetition_detection
     if given is None:
         return None
-    named = given.model_dump(exclude_none=True)
-    return RepetitionDetectionParams(**named)
+    if given.model_extra:
+        raise UserInputError(
+            f"repetition_detection has no field {min(given.model_extra)!r:.80}: use "
+            f"{', '.join(type(given).model_fields)}.",
+            "repetition_detection",
+        )
+    return RepetitionDetectionParams(**given.model_dump(exclude_none=True))

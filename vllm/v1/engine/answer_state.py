@@ -18,7 +18,7 @@ from vllm.v1.messages import (
     PrefillStats,
 )
 from vllm.v1.metrics.iteration_stats import RequestStateStats
-from vllm.v1.structured_output.open_answer import find_open_answer
+from vllm.v1.structured_output.open_answer import find_open_answer, must_hold_value
 from vllm.v1.structured_output.reasoning import ReasoningTracker
 
 _CUTTING = (FinishReason.LENGTH, FinishReason.REPETITION)
@@ -135,9 +135,9 @@ class AnswerState:
         begin: int | None = 0
         if params.reasoning is not None:
             # Thoughts are no JSON, and may hold any.
-            begin = ReasoningTracker(params.reasoning).find_end(self._token_ids)
+            begin = ReasoningTracker(params.reasoning).find_answer(self._token_ids)
         if begin is None:
-            return OpenPart("nothing", "", 0)
+            return OpenPart("nothing", "", 0) if must_hold_value(asked) else None
         text = self._tokenizer.decode(self._token_ids[begin:], skip_special_tokens=False)
         return find_open_answer(text, asked)
 

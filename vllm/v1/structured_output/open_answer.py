@@ -9,16 +9,18 @@ the tag before a value says where that begins:
                     ^ free text
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.utils.open_json import OpenPart, find_open_part
+from vllm.utils.open_json import OpenPart, find_open_part, show_place
 from vllm.v1.structured_output.limits import read_structural_tag
 
 _JSON_KINDS = ("json", "json_object")
 _JSON, _TEXT = "json_schema", "any_text"
+_DECODER = json.JSONDecoder()
 
 
 def find_open_answer(text: str, params: StructuredOutputsParams) -> OpenPart | None:
@@ -44,9 +46,42 @@ def find_open_answer(text: str, params: StructuredOutputsParams) -> OpenPart | N
         return None
     begin, last = max(found, key=lambda item: (item[0], item[1].is_json))
     if last.is_json:
-        return find_open_part(text[begin:])
-    where = last.before.strip()
+        return None if _is_over(text[begin:], last.behind) else find_open_part(text[begin:])
+    where = show_place(last.before.strip())
     return OpenPart("text", where, len(text) - begin) if where else None
+
+
+def must_hold_value(params: StructuredOutputsParams) -> bool:
+    """Whether an answer is not whole before it has JSON, or free text between tags."""
+    if params.kind in _JSON_KINDS:
+        return True
+    if params.structural_tag is None:
+        return False
+    return _must_hold_value(read_structural_tag(params.structural_tag).get("format"))
+
+
+def _must_hold_value(item: Any) -> bool:
+    if not isinstance(item, Mapping):
+        return False
+    kind = item.get("type")
+    if kind == "sequence":
+        return any(map(_must_hold_value, _list(item, "elements")))
+    if kind == "or":
+        return all(map(_must_hold_value, _list(item, "elements")))
+    if "tags" in item:
+        return bool(item.get("at_least_one"))
+    return kind == _JSON or _must_hold_value(item.get("content"))
+
+
+def _is_over(text: str, behind: str) -> bool:
+    """Whether JSON is whole and what comes behind it has begun."""
+    value = text.lstrip()
+    try:
+        _, end = _DECODER.raw_decode(value)
+    except ValueError:
+        return False
+    rest = value[end:].strip()
+    return bool(rest) and (rest.startswith(behind.strip()) or behind.strip().startswith(rest))
 
 
 @dataclass(frozen=True, slots=True)

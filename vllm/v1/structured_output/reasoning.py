@@ -46,6 +46,20 @@ class ReasoningTracker:
                 return stop - len(self._recent)
         return None
 
+    def find_answer(self, token_ids: Sequence[int]) -> int | None:
+        """Return where the answer begins in all of its tokens: behind the reasoning, or at a call.
+
+        Returns:
+            None when the reasoning goes on.
+        """
+        end = self.find_end(token_ids)
+        if end is not None:
+            return end
+        tokens = list(token_ids)
+        rows = self._span.call_token_ids
+        calls = [i for row in rows for i in range(len(tokens)) if tokens[i : i + len(row)] == row]
+        return min(calls, default=None)
+
     def follow(self, token_ids: Sequence[int]) -> None:
         """Take in tokens in which the reasoning does not end."""
         self._has_begun = True
