@@ -129,7 +129,14 @@ def _repetition_checks(given: RepetitionDetectionParams) -> list[tuple[str, obje
     """What a pattern's sizes must be, as (name, value, whether it is so, rule)."""
     longest, shortest = given.max_pattern_size, given.min_pattern_size
     name = "repetition_detection"
+    sizes = [(field, getattr(given, field)) for field in type(given).__struct_fields__]
+    kinds = [
+        (f"{name}.{field}", size, type(size) is int, "a whole number") for field, size in sizes
+    ]
+    if not all(is_whole for *_, is_whole, _ in kinds):
+        return kinds
     most = _MAX_REPEATED // max(1, longest)
+    is_on = longest > 0 and given.min_count > 1
     return [
         (
             f"{name}.max_pattern_size",
@@ -137,7 +144,8 @@ def _repetition_checks(given: RepetitionDetectionParams) -> list[tuple[str, obje
         ),
         (
             f"{name}.min_pattern_size",
-            *(shortest, 0 <= shortest <= longest, f"between 0 and max_pattern_size={longest}"),
+            *(shortest, shortest >= 0 and (shortest <= longest or not is_on)),
+            f"between 0 and max_pattern_size={longest}",
         ),
         (
             f"{name}.min_count",

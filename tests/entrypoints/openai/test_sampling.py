@@ -16,7 +16,7 @@ from vllm.entrypoints.openai.sampling import (
     resolve_max_tokens,
 )
 from vllm.exceptions import UserInputError
-from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
 
 def _request(**fields: Any) -> CompletionRequest:
@@ -142,3 +142,16 @@ def test_patterns_that_cost_too_much_are_refused(given: dict[str, int], param: s
     with pytest.raises(UserInputError) as caught:
         make_sampling_params(fields, SERVED_MODEL, 9, LogprobsOptions())
     assert caught.value.param == f"repetition_detection.{param}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [RepetitionDetectionParams(3, 0, "a"), RepetitionDetectionParams(2.5, 0, 2)],  # type: ignore[arg-type]
+)
+def test_sizes_of_patterns_are_whole(given: RepetitionDetectionParams) -> None:
+    with pytest.raises(UserInputError, match="a whole number"):
+        SamplingParams(repetition_detection=given)
+
+
+def test_a_shortest_pattern_is_no_fault_where_none_is_looked_for() -> None:
+    SamplingParams(repetition_detection=RepetitionDetectionParams(0, 3, 4))

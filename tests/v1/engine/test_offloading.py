@@ -706,7 +706,7 @@ def test_a_folder_of_no_use_costs_only_the_tier(tmp_path, trouble):
 @pytest.mark.parametrize(
     ("family", "cache_dtype"),
     [
-        *((family, "auto") for family in ("llama", "qwen3", "gemma3", "gpt-oss")),
+        *((family, "auto") for family in ("llama", "qwen3", "gemma3", "gemma4", "gpt-oss")),
         ("gemma4", "int8"),
     ],
 )
