@@ -29,14 +29,14 @@ from vllm.v1.worker.one_request import OneRequest
 MODELS = {"gpt-oss": gpt_oss(), "gemma 4": gemma4_small(), "qwen 3.5": qwen3_5()}
 
 
-def test_sizes_are_roots_of_what_pairs_come_to() -> None:
+def test_sizes_follow_what_pairs_come_to() -> None:
     # Two pairs that make 5 and 500, and two values that are not turned.
     own = [3.0, 300, 4, 400, 0.01, 1]
     keys = torch.tensor([own, [0, 0, 0, 0, 0, torch.inf]]).double().expand(100, 2, 6).clone()
     keys[0] *= 1000  # the first token of a text
     keys[1:50] /= 2
     sizes = find_sizes(keys, 4)
-    assert sizes[0].tolist() == [2, 16, 2, 16, 0.125, 1]
+    assert sizes[0].tolist() == [4, 128, 4, 128, 1 / 32, 1]
     assert sizes[1].tolist() == [1] * 6
 
 
