@@ -30,9 +30,6 @@
 
 namespace vn {
 
-// A vn_input_kind beside those of vllm_native.h: multiples of a 127 * 254th of the largest of a group.
-constexpr int32_t kInputTwoBytesByGroup = 3;
-
 // Rows of rounded inputs, in the order of a matrix's codes; a row of two bytes is two.
 struct ByteInputs {
   int8_t* codes;  // [rows, stride], whole words, filled up with zeros
@@ -88,7 +85,7 @@ struct ByteForm {
     span = std::max<int64_t>(1, find_span(own));
     order = own.order;
     is_by_row = own.input_kind == VN_INPUT_BYTES_BY_ROW;
-    planes = own.input_kind == kInputTwoBytesByGroup ? 2 : 1;
+    planes = own.input_kind == VN_INPUT_TWO_BYTES_BY_GROUP ? 2 : 1;
     spread = input_spread(own.code_kind);
   }
   bool operator==(const ByteForm& other) const {

@@ -72,11 +72,12 @@ enum vn_code_kind {
   VN_CODE_IQ3_XXS = 15
 };
 // What a product's inputs are rounded to: a property of the matrix. Bytes: multiples of a 127th of the
-// largest of a row, or of a row's group.
+// largest of a row, or of a row's group. Two bytes: of a 127 * 254th.
 enum vn_input_kind {
   VN_INPUT_FLOATS = 0,
   VN_INPUT_BYTES_BY_ROW = 1,
-  VN_INPUT_BYTES_BY_GROUP = 2
+  VN_INPUT_BYTES_BY_GROUP = 2,
+  VN_INPUT_TWO_BYTES_BY_GROUP = 3
 };
 enum vn_scale_kind {
   VN_SCALE_F32 = 0,
