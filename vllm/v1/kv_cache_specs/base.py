@@ -54,7 +54,8 @@ class KVCacheSpecKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-_SCALE_BYTES = 4
+SCALE_BYTES = 4
+"""Of the scale, in fp32, of a head's values in a row of int8."""
 
 # Dense, window or state, tokens per row or of a window, block size, kind: groups are in this order.
 PackingKey = tuple[int, int, int, str]
@@ -294,7 +295,7 @@ class AttentionSpec(KVCacheSpec):
     def scale_bytes(self) -> int:
         """Bytes of the scales in a token's row: fp32, one of each head's keys and values."""
         has_scales = self.kv_quant_mode is KVQuantMode.INT8_PER_TOKEN_HEAD
-        return 2 * self.num_kv_heads * _SCALE_BYTES if has_scales else 0
+        return 2 * self.num_kv_heads * SCALE_BYTES if has_scales else 0
 
     @override
     def with_key_sizes(self, digest: str) -> KVCacheSpec:

@@ -12,6 +12,7 @@ Each unless nothing else may follow: what a schema asks for goes first. Texts ma
 digits as they like.
 """
 
+import copy
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -192,12 +193,9 @@ class UsedKeys:
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
-        made = type(self)()
+        made = copy.copy(self)
         made._open = [None if keys is None else set(keys) for keys in self._open]
         made._key = None if self._key is None else bytearray(self._key)
-        made._is_in_text, made._is_escaped = self._is_in_text, self._is_escaped
-        made._expects_key, made._expects_value = self._expects_key, self._expects_value
-        made._has_begun, made._is_whole = self._has_begun, self._is_whole
         return made
 
     @property
@@ -313,8 +311,7 @@ class TaggedKeys:
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
-        made = type(self)([b""])
-        made._heads, made._longest, made._tail = self._heads, self._longest, self._tail
+        made = copy.copy(self)
         made._value = None if self._value is None else self._value.copy()
         return made
 
@@ -389,15 +386,9 @@ class JsonRules:
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
-        keys = None if self._keys is None else self._keys.copy()
-        made = type(self)(
-            self._tokens,
-            keys,
-            has_free_keys=self._has_free_keys,
-            bars_digits=self._bars_digits,
-            calls=None if self._calls is None else self._calls.copy(),
-        )
-        made._num_digits = self._num_digits
+        made = copy.copy(self)
+        made._keys = None if self._keys is None else self._keys.copy()
+        made._calls = None if self._calls is None else self._calls.copy()
         return made
 
     def feed(self, token_ids: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ marks calls by captures, and says what stands between two and what closes them a
 A token may end a call and go on behind it: what would go on to a further call is barred, too.
 """
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,10 +154,8 @@ class RepeatedCalls:
 
     def copy(self) -> Self:
         """Return another that stands where this one does."""
-        made = type(self)(self._tokens, ())
-        made._rules, made._said = self._rules, self._said.copy()
-        made._num_calls, made._end = self._num_calls, self._end
-        made._has_repeated = self._has_repeated
+        made = copy.copy(self)
+        made._said = self._said.copy()
         return made
 
     def feed(self, content: bytes) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm.v1.kv_cache_specs.base import SCALE_BYTES
+
 _LARGEST = 127.0
 # Heads whose largest value is below are zeros: its 127th part would not be normal.
 _LEAST = 1e-30
-SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
