@@ -89,7 +89,8 @@ def edited(rng: random.Random, old: Words) -> tuple[Words, set[str]]:
         names = [*map(str, range(old.num_messages)), "system", "tools", "reasoning_effort", "form"]
         name = rng.choice([*names, "model"]) if rng.random() < 0.9 else "model"
         changed.add(name)
-    for name in changed & {"system", "tools", *map(str, range(old.num_messages))}:
+    # Sorted, as a set of texts has another order in each process.
+    for name in sorted(changed & {"system", "tools", *map(str, range(old.num_messages))}):
         tag = "m" + name if name.isdigit() else name
         if name in parts and (name.isdigit() or rng.random() < 0.7):
             parts[name] = edit_words(rng, tag, parts[name])
