@@ -98,6 +98,7 @@ def answer(path: Path, prompts: list[list[int]], count: int) -> list[tuple[list[
     llm = LLM(
         model=str(path),
         dtype="float32",
+        kv_cache_dtype="float32",
         max_model_len=MAX_MODEL_LEN,
         kv_cache_memory_bytes=1 << 24,
         disable_log_stats=True,

@@ -56,9 +56,12 @@ def open_engine(path: Path, **options: Any) -> LLM:
 
 
 def check_log_probabilities(path: Path, num_texts: int, seed: int) -> Report:
-    """Compare each prompt's log probabilities with transformers over the decoded values."""
+    """Compare each prompt's log probabilities with transformers over the decoded values.
+
+    Both in fp32, the cache too.
+    """
     oracle = load_oracle(path)
-    with open_engine(path) as llm:
+    with open_engine(path, kv_cache_dtype="float32") as llm:
         prompts = [_draw_prompt(llm, random.Random(f"{seed} {i}")) for i in range(num_texts)]
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)

@@ -18,15 +18,16 @@ from vllm import LLM, SamplingParams
 WINDOW = 1024
 # By how much of it a rounding may raise the perplexity before something is broken.
 _MOST = 0.01
+_WIDE: Mapping[str, Any] = {"quantized_inputs": "exact", "kv_cache_dtype": "float32"}
 # What an engine is told, by the name of the way of rounding.
 ROUNDINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "exact": {"quantized_inputs": "exact"},
-        "int16_inputs": {"quantized_inputs": "int16"},
-        "int8_inputs": {"quantized_inputs": "int8"},
-        "float16_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "float16"},
-        "bfloat16_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "bfloat16"},
-        "int8_cache": {"quantized_inputs": "exact", "kv_cache_dtype": "int8"},
+        "exact": _WIDE,
+        "int16_inputs": {**_WIDE, "quantized_inputs": "int16"},
+        "int8_inputs": {**_WIDE, "quantized_inputs": "int8"},
+        "float16_cache": {**_WIDE, "kv_cache_dtype": "float16"},
+        "bfloat16_cache": {**_WIDE, "kv_cache_dtype": "bfloat16"},
+        "int8_cache": {**_WIDE, "kv_cache_dtype": "int8"},
     }
 )
 

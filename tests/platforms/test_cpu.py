@@ -75,19 +75,48 @@ def test_pool_is_zero_aligned_and_costs_nothing_until_written() -> None:
     assert int(pool[5].sum()) == 1 << 20
 
 
-def test_a_file_that_memory_cannot_hold_is_refused_by_its_header(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "model.gguf"
+def write_file(
+    path: Path, *values: np.ndarray, kind: gguf.GGMLQuantizationType | None = None
+) -> VllmConfig:
+    """Write a file of one matrix, and of others that are plain; return what serves it."""
     writer = gguf.GGUFWriter(path, "qwen3")
-    # 3 MiB of halves, which are widened.
-    writer.add_tensor("token_embd.weight", np.zeros((1024, 1536), np.float16))
+    for i, each in enumerate(values):
+        writer.add_tensor(f"{i}.weight", each, raw_dtype=None if i else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    model = ModelConfig(model=str(path), hf_config={"model_type": "qwen3"})
-    config = VllmConfig(model_config=model)
+    return VllmConfig(model_config=ModelConfig(str(path), hf_config={"model_type": "qwen3"}))
+
+
+def test_rows_of_a_file_of_codes_are_halves(tmp_path: Path) -> None:
+    def choose(config: VllmConfig) -> str:
+        return CpuPlatform().check_and_update_config(config).cache_config.cache_dtype
+
+    kind = gguf.GGMLQuantizationType.Q4_0
+    codes = np.zeros((8, 18), np.uint8)  # 256 values
+    coded = write_file(tmp_path / "a.gguf", codes, np.zeros(255, np.float32), kind=kind)
+    assert choose(coded) == "float16"
+    assert coded.cache_config.cache_dtype == "auto"
+    # As many plain values as coded ones.
+    assert choose(write_file(tmp_path / "b.gguf", codes, np.zeros(256, np.float32), kind=kind)) == (
+        "auto"
+    )
+    assert choose(write_file(tmp_path / "c.gguf", np.zeros(256, np.float16))) == "auto"
+    said = CacheConfig(cache_dtype="float32")
+    assert choose(replace(coded, cache_config=said)) == "float32"
+    coded.model_config.dtype = "bfloat16"
+    assert choose(coded) == "auto"
+    coded.model_config.dtype = "float32"
+    assert choose(coded) == "float16"
+    assert choose(replace(coded, load_config=LoadConfig(load_format="dummy"))) == "auto"
+
+
+def test_a_file_that_memory_cannot_hold_is_refused_by_its_header(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # 3 MiB of halves, which are widened.
+    config = write_file(tmp_path / "model.gguf", np.zeros((1024, 1536), np.float16))
     platform = CpuPlatform()
     monkeypatch.setattr(CpuPlatform, "total_memory_bytes", lambda self: 6 << 20)
     platform.check_and_update_config(config)

@@ -32,9 +32,10 @@ class CacheConfig:
     )
     cache_dtype: str = option(
         "auto",
-        "Type of cached rows; auto: the model's. float16 and bfloat16 take half of float32's "
-        "memory; float16 is the more exact, and keeps values beyond 65,504 as that. int8: a little "
-        "over a quarter, of keys and values, on a CPU. fp8: an Ascend A5's own pages.",
+        "Type of cached rows; auto: the model's, and float16 for GGUF files of coded weights on a "
+        "CPU. float16 and bfloat16 take half of float32's memory; float16 is the more exact, and "
+        "keeps values beyond 65,504 as that. int8: a little over a quarter, of keys and values, on "
+        "a CPU. fp8: an Ascend A5's own pages.",
         group=_GROUP,
         flag="--kv-cache-dtype",
         choices=CACHE_DTYPES,

@@ -100,6 +100,15 @@ class Platform(ABC):
         declared = hf_config.get("torch_dtype") or hf_config.get("dtype")
         return declared if declared in ("float16", "bfloat16", "float32") else "bfloat16"
 
+    def default_cache_dtype(self, config: VllmConfig) -> str:
+        """Return the name of the type of cached rows that "auto" stands for; "auto": the model's.
+
+        Args:
+            config: With the model's dtype.
+        """
+        del config
+        return "auto"
+
     def _find_automatic(self, config: VllmConfig) -> dict[str, str]:
         """Return the model's options that are "auto" and stand for something else."""
         found = {}
@@ -148,7 +157,14 @@ class Platform(ABC):
             for name, value in found.items():
                 setattr(model_config, name, value)
             changes["model_config"] = model_config
-        return dataclasses.replace(config, **changes)
+        filled = dataclasses.replace(config, **changes)
+        if config.model_config is not None and config.cache_config.cache_dtype == "auto":
+            chosen = self.default_cache_dtype(filled)
+            if chosen != "auto":
+                # A copy, for the same reason; what it is given later is given to the copy.
+                filled.cache_config = copy.copy(config.cache_config)
+                filled.cache_config.cache_dtype = chosen
+        return filled
 
     def check_before_load(self, config: VllmConfig) -> None:
         """Refuse what cannot start, by the checkpoint's header alone; must not load torch.

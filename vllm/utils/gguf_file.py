@@ -184,6 +184,15 @@ def count_least_bytes(file: GgufFile) -> int:
     )
 
 
+def is_coded(file: GgufFile) -> bool:
+    """Whether most of the weights are stored in fewer than sixteen bits each."""
+    bits = [
+        (math.prod(tensor.shape), 8 * tensor.type.num_bytes / tensor.type.size)
+        for tensor in file.tensors.values()
+    ]
+    return 2 * sum(count for count, each in bits if each < 16) > sum(count for count, _ in bits)
+
+
 def find_parts(first: Path) -> tuple[Path, ...]:
     """Return a file and, where it is the first part of a split one, the others.
 

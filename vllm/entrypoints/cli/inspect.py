@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.gguf_config import read_gguf_config
 from vllm.model_executor.models.registry import resolve_model
 from vllm.platforms.host_memory import read_host_memory
 from vllm.tokenizers.gguf_tokenizer import read_gguf_tokenizer
-from vllm.utils.gguf_file import GgufFile, is_gguf, read_gguf
+from vllm.utils.gguf_file import GgufFile, is_coded, is_gguf, read_gguf
 
 _GB = 1e9
 _LENGTHS = (4096, 32_768)
@@ -70,7 +70,7 @@ def make_report(path: str | Path) -> dict[str, Any]:
         return report | {"refused": [str(error)]}
     report |= _describe(file)
     try:
-        report |= _describe_model(read_gguf_config(path))
+        report |= _describe_model(read_gguf_config(path), has_codes=is_coded(file))
     except VllmError as error:
         refused.append(str(error))
     try:
@@ -108,7 +108,7 @@ def _describe(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _describe_model(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_model(raw: Mapping[str, Any], has_codes: bool) -> dict[str, Any]:
     """Returns what a config is served as, and the cache of one request by its length."""
     import torch  # noqa: PLC0415  (other commands do not load it)
 
@@ -126,6 +126,8 @@ def _describe_model(raw: Mapping[str, Any]) -> dict[str, Any]:
         )
         return sum(spec.max_memory_usage_bytes(config) for spec in specs.values())
 
+    # As CpuPlatform.default_cache_dtype has it.
+    usual = torch.float16 if has_codes else torch.float32
     lengths = sorted({*(n for n in _LENGTHS if n < longest), longest})
     by_type = {"float32": count_bytes(torch.float32, longest)}
     for name, dtype in (("float16", torch.float16), ("int8", torch.int8)):
@@ -134,7 +136,7 @@ def _describe_model(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "served_as": ", ".join(raw["architectures"]),
         "cache_bytes_by_context_length": {
-            str(length): count_bytes(torch.float32, length) for length in lengths
+            str(length): count_bytes(usual, length) for length in lengths
         },
         f"cache_bytes_of_{longest}_tokens_by_kv_cache_dtype": by_type,
     }

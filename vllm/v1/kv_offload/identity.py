@@ -63,7 +63,10 @@ def find_identity(
     parts["hashes"] = _known_answer(config)
     parts["numerics"] = describe_numerics(config)
     parts["objects"] = f"{layout.group_tokens} tokens"
-    parts["cache dtype"] = str(config.cache_config.cache_dtype)
+    # The model's own type has the name that folders had before a default could be another.
+    own = config.model_config.dtype
+    named = config.cache_config.cache_dtype
+    parts["cache dtype"] = "auto" if named == own else named
     num_workers = config.parallel_config.tensor_parallel_size
     return Identity(parts, num_workers, layout.usual_bytes())
 
