@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from tests.parser.reading import read
@@ -68,6 +71,17 @@ def test_formats_that_exclude_each_other(flags):
 def test_unknown_names(flags):
     with pytest.raises(ConfigError, match="is unknown: use one of"):
         check_parser_names(*flags)
+
+
+def test_a_server_loads_its_own_parser_alone() -> None:
+    code = (
+        "import sys; from vllm.parser.registry import choose_parsers;"
+        f"choose_parsers('gpt_oss', {HARMONY!r});"
+        "print(*sorted(set('gemma harmony kimi llama mistral pythonic tag_dialects'.split())"
+        " & {m.removeprefix('vllm.parser.') for m in sys.modules}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert out.stdout.split() == ["harmony"]
 
 
 @pytest.mark.parametrize("tools", ["mistral", "mistral_v11"])

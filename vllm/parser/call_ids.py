@@ -9,18 +9,29 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vllm.parser import kimi
+from vllm.parser.offered import NAME_PATTERN
 
 # A call's own id where it has the family's form, else one made of the given id, the function's name
 # and the call's number in the conversation.
 SpellId = Callable[[str, str, int], str]
 
+_KIMI_ID = re.compile(rf"functions\.(?P<name>{NAME_PATTERN}):\d{{1,9}}")
 _MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _MISTRAL_ID_CHARS = 9
 
 
+def spell_kimi_id(name: str, number: int) -> str:
+    """Return the id of a call as Kimi writes it: its number counts those of the chat."""
+    return f"functions.{name}:{number}"
+
+
+def is_kimi_id(call_id: str) -> bool:
+    """Whether an id has the form of Kimi's own."""
+    return _KIMI_ID.fullmatch(call_id) is not None
+
+
 def _kimi_id(call_id: str, name: str, number: int) -> str:
-    return call_id if kimi.is_own_id(call_id) else kimi.spell_id(name, number)
+    return call_id if is_kimi_id(call_id) else spell_kimi_id(name, number)
 
 
 def _mistral_id(call_id: str, name: str, number: int) -> str:

@@ -56,6 +56,12 @@ class GemmaDialect:
         return _GemmaReader(opened_by, self._closing, self._quote, self._marks, offered)
 
 
+GEMMA4 = GemmaDialect()
+FUNCTION_GEMMA = GemmaDialect(
+    "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"
+)
+
+
 class _Unsaid:
     """What is not the model's to say: results that it made up."""
 

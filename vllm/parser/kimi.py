@@ -6,6 +6,7 @@
 
 import re
 
+from vllm.parser.call_ids import is_kimi_id
 from vllm.parser.dialect import (
     CallBegun,
     CallBlockDelta,
@@ -18,7 +19,7 @@ from vllm.parser.dialect import (
 from vllm.parser.json_call import ArgumentsReader
 from vllm.parser.marks import JsonEnd, Marks
 from vllm.parser.near_misses import read_calls
-from vllm.parser.offered import NAME_PATTERN, Offered
+from vllm.parser.offered import Offered
 
 SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
 _SECTION_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
@@ -28,19 +29,8 @@ _BEGIN, _ARGUMENTS, _END = (
     "<|tool_call_end|>",
 )
 _MARKS = Marks((*_SECTION_ENDS, *SECTIONS, _BEGIN, _ARGUMENTS, _END))
-_OWN_ID = re.compile(rf"functions\.(?P<name>{NAME_PATTERN}):\d{{1,9}}")
 _HEAD = re.compile(r"\s*(?:functions\.)?(?P<name>.+?)(?::\d+)?\s*", re.DOTALL)
 _MAX_HEAD_CHARS = 1024
-
-
-def spell_id(name: str, number: int) -> str:
-    """Return the id of a call as the model writes it: its number counts those of the chat."""
-    return f"functions.{name}:{number}"
-
-
-def is_own_id(call_id: str) -> bool:
-    """Whether an id has the family's own form."""
-    return _OWN_ID.fullmatch(call_id) is not None
 
 
 class KimiDialect:
@@ -56,6 +46,9 @@ class KimiDialect:
     def read_block(self, opened_by: str, offered: Offered) -> "_KimiReader":
         """Return the reader of what follows a mark."""
         return _KimiReader(opened_by, offered)
+
+
+KIMI = KimiDialect()
 
 
 class _KimiReader:
@@ -161,7 +154,7 @@ class _KimiReader:
             self._fault = self._fault or self._offered.refusal(name)
             return
         self._head = None
-        self._name, self._id = name, head.strip() if is_own_id(head.strip()) else ""
+        self._name, self._id = name, head.strip() if is_kimi_id(head.strip()) else ""
         self._arguments = ArgumentsReader()
 
     def _end(self, *, is_closed: bool = True) -> list[CallDelta]:

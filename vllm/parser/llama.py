@@ -25,3 +25,6 @@ class LlamaDialect:
         if opened_by == FUNCTION:
             return TagBlockReader(_FORMATS, offered, opened_by, is_outer=False)
         return BareCallReader(opened_by, offered)
+
+
+LLAMA = LlamaDialect()

@@ -45,6 +45,9 @@ class MistralDialect:
         return _MistralReader(opened_by, offered)
 
 
+MISTRAL = MistralDialect()
+
+
 class _MistralReader:
     """Reads an array of objects, or one call with its name before its arguments.
 

@@ -29,6 +29,9 @@ class PythonicDialect:
         return _PythonicReader(opened_by, offered)
 
 
+PYTHONIC = PythonicDialect()
+
+
 class _BracketsEnd:
     """Follows an expression from its first bracket to the one that closes it."""
 

@@ -5,53 +5,39 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, cast
 
 from vllm.exceptions import ConfigError
+from vllm.parser.call_ids import spell_kimi_id
 from vllm.parser.dialect import ToolDialect
-from vllm.parser.gemma import GemmaDialect
-from vllm.parser.harmony import HarmonyParser
 from vllm.parser.interface import ParseOptions, ResponseParser, new_call_id
-from vllm.parser.kimi import KimiDialect
-from vllm.parser.kimi import spell_id as spell_kimi_id
-from vllm.parser.llama import LlamaDialect
-from vllm.parser.mistral import MistralDialect
 from vllm.parser.plain import PlainParser
-from vllm.parser.pythonic import PythonicDialect
-from vllm.parser.tag_dialects import (
-    DSML_TAGS,
-    DSML_V41_TAGS,
-    GLM,
-    HERMES,
-    QWEN3_CODER,
-    DsmlDialect,
-)
 from vllm.parser.tagged import ReasoningTags, TaggedParser
 
 NONE = "none"
 _HARMONY_TOOLS, _HARMONY_REASONING = "openai", "openai_gptoss"
 _MISTRAL = ("mistral", "mistral_v11")
 
-# None: gpt-oss, whose reasoning and calls one machine reads.
-TOOL_PARSERS: Mapping[str, ToolDialect | None] = {
-    "deepseek_v4": DsmlDialect(DSML_TAGS),
-    "deepseek_v41": DsmlDialect(DSML_V41_TAGS, DSML_TAGS),
-    "functiongemma": GemmaDialect(
-        "<start_function_call>",
-        "<end_function_call>",
-        "<escape>",
-        "<start_function_response>",
-    ),
-    "gemma4": GemmaDialect(),
-    "glm": GLM,
-    "hermes": HERMES,
-    "kimi_k2": KimiDialect(),
-    "llama3_json": LlamaDialect(),
-    "mistral": MistralDialect(),
-    "mistral_v11": MistralDialect(),
+_HARMONY_PARSER = "harmony:HarmonyParser"
+
+# Where a format's ``ToolDialect`` is, as "module:name" of this folder: a server loads its own
+# format's alone. None: gpt-oss, whose reasoning and calls one machine reads.
+TOOL_PARSERS: Mapping[str, str | None] = {
+    "deepseek_v4": "tag_dialects:DSML_V4",
+    "deepseek_v41": "tag_dialects:DSML_V41",
+    "functiongemma": "gemma:FUNCTION_GEMMA",
+    "gemma4": "gemma:GEMMA4",
+    "glm": "tag_dialects:GLM",
+    "hermes": "tag_dialects:HERMES",
+    "kimi_k2": "kimi:KIMI",
+    "llama3_json": "llama:LLAMA",
+    "mistral": "mistral:MISTRAL",
+    "mistral_v11": "mistral:MISTRAL",
     _HARMONY_TOOLS: None,
-    "pythonic": PythonicDialect(),
-    "qwen3": HERMES,
-    "qwen3_coder": QWEN3_CODER,
+    "pythonic": "pythonic:PYTHONIC",
+    "qwen3": "tag_dialects:HERMES",
+    "qwen3_coder": "tag_dialects:QWEN3_CODER",
 }
 REASONING_PARSERS: Mapping[str, ReasoningTags | None] = {
     "deepseek_v4": ReasoningTags(),
@@ -108,6 +94,17 @@ _ID_CHARS = string.ascii_letters + string.digits
 _MISTRAL_ID_CHARS = 9
 
 
+def find_dialect(tools: str) -> ToolDialect | None:
+    """Return how calls of a format are read; None: it has none, or gpt-oss's."""
+    path = TOOL_PARSERS.get(tools)
+    return None if path is None else cast(ToolDialect, _load(path))
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(f"{__package__}.{module}"), name)
+
+
 def _new_mistral_id() -> str:
     """Return an id of a call as Mistral's templates insist on."""
     return "".join(secrets.choice(_ID_CHARS) for _ in range(_MISTRAL_ID_CHARS))
@@ -143,9 +140,10 @@ class ParserChoice:
     def make_parser(self, options: ParseOptions) -> ResponseParser:
         """Return a machine for one answer."""
         if self.is_harmony:
-            return HarmonyParser(self.reasoning != NONE, options)
+            reads_reasoning = self.reasoning != NONE
+            return cast(ResponseParser, _load(_HARMONY_PARSER)(reads_reasoning, options))
         tags = self.reasoning_tags
-        dialect = TOOL_PARSERS.get(self.tools)
+        dialect = find_dialect(self.tools)
         if self.tools in _MISTRAL and options.new_call_id is new_call_id:
             options = replace(options, new_call_id=_new_mistral_id)
         if self.tools == "kimi_k2" and options.new_call_id is new_call_id:
@@ -161,7 +159,7 @@ def choose_parsers(
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> ParserChoice:
-    """Return what the served model's answers are read with.
+    """Return what the served model's answers are read with, loaded.
 
     Args:
         model_type: Of the checkpoint.
@@ -188,6 +186,8 @@ def choose_parsers(
             f"--tool-call-parser {tools!r} and --reasoning-parser {reasoning!r} cannot be mixed: "
             f"{_HARMONY_TOOLS} goes with {_HARMONY_REASONING}."
         )
+    # Its modules are imported now, and not while the first answer waits.
+    choice.make_parser(ParseOptions())
     return choice
 
 

@@ -54,7 +54,7 @@ def _dsml_fields(tags: DsmlTags) -> FieldTags:
     )
 
 
-DSML_TAGS, DSML_V41_TAGS = _dsml_fields(V4_TAGS), _dsml_fields(V41_TAGS)
+_V4_FIELDS, _V41_FIELDS = _dsml_fields(V4_TAGS), _dsml_fields(V41_TAGS)
 
 
 class DsmlDialect:
@@ -118,6 +118,8 @@ class ToolCallTagDialect:
         return TagBlockReader(self._formats, offered, opened_by, is_outer=is_outer)
 
 
+DSML_V4 = DsmlDialect(_V4_FIELDS)
+DSML_V41 = DsmlDialect(_V41_FIELDS, _V4_FIELDS)
 HERMES = ToolCallTagDialect(
     FUNCTION_TAGS, ARGUMENT_TAGS, may_be_untagged=True, ends_reasoning=False
 )

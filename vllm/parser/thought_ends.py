@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vllm.parser.registry import TOOL_PARSERS
+from vllm.parser.registry import find_dialect
 from vllm.tokenizers import Tokenizer
 
 # What may stand before a mark and share its first token with it.
@@ -16,7 +16,7 @@ def call_marks(tools: str, names: Sequence[str]) -> list[str]:
         tools: Name of the format of tool calls.
         names: Of the functions that may be called.
     """
-    dialect = TOOL_PARSERS.get(tools)
+    dialect = find_dialect(tools)
     if dialect is None or not dialect.ends_reasoning:
         return []
     marks = dict.fromkeys(mark.lstrip("\n") for mark in dialect.marks)
