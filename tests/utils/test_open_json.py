@@ -1,6 +1,7 @@
 """What went on in JSON that was cut off."""
 
 import json
+import sys
 
 import pytest
 
@@ -51,6 +52,23 @@ def test_every_cut_of_json_is_named() -> None:
         part = find_open_part(text[:length])
         assert part is not None, text[:length]
         assert str(part)
+
+
+@pytest.mark.parametrize("part", ["[", "[1,", '{"a":', '"x",', "[],", "1 "])
+def test_a_long_answer_is_not_gone_through_in_steps_of_python(part: str) -> None:
+    """The front end serves nobody else while it looks."""
+    num_steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_steps
+        num_steps += 1
+
+    sys.setprofile(count)
+    try:
+        find_open_part("[" + part * 30_000)
+    finally:
+        sys.setprofile(None)
+    assert num_steps < 3_000
 
 
 def test_a_long_path_is_cut() -> None:

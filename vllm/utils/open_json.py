@@ -1,10 +1,15 @@
-"""Where JSON stands that was cut off: which part of it went on without an end."""
+"""Where JSON stands that was cut off: which part of it went on without an end.
+
+Arrays of all characters say so: an answer may be long, and others wait while it is looked at.
+"""
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 Kind = Literal["text", "number", "list", "object", "nesting", "nothing"]
 KINDS: tuple[Kind, ...] = ("text", "number", "list", "object", "nesting", "nothing")
@@ -12,7 +17,10 @@ KINDS: tuple[Kind, ...] = ("text", "number", "list", "object", "nesting", "nothi
 _MANY_LEVELS = 16
 _MAX_PATH_CHARS = 160
 _PLAIN_KEY = re.compile(r"[A-Za-z_]\w*")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\(?:.|\Z))*+("?)|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_TEXT = re.compile(r'\s*+("(?:[^"\\]|\\.)*+")', re.DOTALL)
+_ANY = re.compile(r"\S")
+_NO_NUMBER = re.compile(r'[\s"{}\[\],:]')
 _ADVICE: dict[Kind, str] = {
     "text": "maxLength or a pattern in the schema bounds it",
     "number": "a minimum and a maximum in the schema bound it",
@@ -51,20 +59,60 @@ class OpenPart:
         return f"unfinished {self.kind}" + (f" at {self.path}" if self.path else "")
 
 
-@dataclass(slots=True)
-class _Open:
-    """A list or an object that is written: where it begins, its entries, the key of the last."""
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """Where lists and objects of a text begin, that have no end, and what divides them.
 
-    is_list: bool
-    begin: int
-    num_entries: int = 0
-    key: str = ""
-    has_value: bool = False
+    Attributes:
+        text: All of it.
+        opened: [L] Where they begin, outermost first.
+        commas: [C] Where a comma stands that is no part of a text.
+        depths: [C] How many are open at each.
+        quote: Where a text begins that has no end; None: there is no such text.
+    """
 
-    @property
-    def takes_key(self) -> bool:
-        """Whether a text that comes next is a key."""
-        return not (self.is_list or self.has_value)
+    text: str
+    opened: npt.NDArray[np.intp]
+    commas: npt.NDArray[np.intp]
+    depths: npt.NDArray[np.int32]
+    quote: int | None
+
+    def is_list(self, level: int) -> bool:
+        """Whether the one of a level, outermost 0, is a list."""
+        return self.text[self.opened[level]] == "["
+
+    def find_breaks(self, level: int) -> list[int]:
+        """Return where its entries begin: behind its bracket, and behind each comma of its own."""
+        begin = self.opened[level]
+        commas = self.commas[np.searchsorted(self.commas, begin) :]
+        own = commas[self.depths[-len(commas) :] == level + 1] if len(commas) else commas
+        return [int(begin) + 1, *(own + 1).tolist()]
+
+    def num_entries(self, level: int) -> int:
+        """Return how many entries it has, the last one begun."""
+        breaks = self.find_breaks(level)
+        return len(breaks) - (_ANY.search(self.text, breaks[-1]) is None)
+
+    def find_key(self, level: int) -> str:
+        """Return an object's last key that is whole; "": there is none."""
+        for begin in reversed(self.find_breaks(level)[-2:]):
+            if found := _TEXT.match(self.text, begin):
+                return _unquote(found[1])
+        return ""
+
+    def find_leaf(self) -> tuple[Kind, int] | None:
+        """Return a text or number, and where it begins, if what was cut off ends with one."""
+        if self.quote is not None:
+            level = len(self.opened) - 1
+            if level >= 0 and not self.is_list(level):
+                begin = self.find_breaks(level)[-1]
+                if not self.text[begin : self.quote].strip():
+                    return None  # a key
+            return "text", self.quote
+        said = self.text.rstrip()
+        found = _NO_NUMBER.search(said[::-1])
+        begin = 0 if found is None else len(said) - found.start()
+        return ("number", begin) if begin < len(said) else None
 
 
 def show_place(place: str) -> str:
@@ -82,64 +130,60 @@ def find_open_part(text: str) -> OpenPart | None:
     Returns:
         None: the JSON is whole.
     """
-    opened: list[_Open] = []
-    leaf: tuple[Kind, int] | None = None
-    has_any = False
-    for match in _TOKEN.finditer(text):
-        token, leaf, has_any = match[0], None, True
-        if token in "{[":
-            _begin_value(opened)
-            opened.append(_Open(token == "[", match.start()))
-        elif token in "}]":
-            opened[-1:] = []
-        elif token == ",":
-            if opened:
-                opened[-1].has_value = False
-        elif token == ":":
-            continue
-        elif token[0] == '"' and match[1]:
-            if opened and opened[-1].takes_key:
-                opened[-1].key = _unquote(token)
-            _begin_value(opened)
-        else:
-            is_key = token[0] == '"' and bool(opened) and opened[-1].takes_key
-            _begin_value(opened)
-            kind: Kind = "text" if token[0] == '"' else "number"
-            leaf = None if is_key else (kind, match.start())
-    if not has_any:
+    if _ANY.search(text) is None:
         return OpenPart("nothing", "", 0)
-    if not opened and (leaf is None or leaf[0] == "number"):
+    structure = _read_structure(text)
+    leaf = structure.find_leaf()
+    if not len(structure.opened) and (leaf is None or leaf[0] == "number"):
         return None
-    return _find_largest(text, opened, leaf)
+    return _find_largest(structure, leaf)
 
 
-def _begin_value(opened: Sequence[_Open]) -> None:
-    """Count an entry, where the innermost open value gets a new one."""
-    if opened and not opened[-1].has_value:
-        opened[-1].num_entries += 1
-        opened[-1].has_value = True
+def _read_structure(text: str) -> _Structure:
+    plain = _ESCAPE.sub("  ", text)
+    codes = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), np.uint32)
+    quotes = codes == ord('"')
+    is_outside = np.cumsum(quotes) % 2 == 0
+    begins = is_outside & ((codes == ord("{")) | (codes == ord("[")))
+    ends = is_outside & ((codes == ord("}")) | (codes == ord("]")))
+    depths = np.cumsum(begins.astype(np.int32) - ends, dtype=np.int32)
+    # What ends where nothing is open ends nothing.
+    depths -= np.minimum(np.minimum.accumulate(depths), 0)
+    least_from_here = np.minimum.accumulate(depths[::-1])[::-1]
+    commas = np.flatnonzero(is_outside & (codes == ord(",")))
+    return _Structure(
+        text,
+        opened=np.flatnonzero(begins & (least_from_here >= depths)),
+        commas=commas,
+        depths=depths[commas],
+        quote=None if is_outside[-1] else int(np.flatnonzero(quotes)[-1]),
+    )
 
 
-def _find_largest(text: str, opened: Sequence[_Open], leaf: tuple[Kind, int] | None) -> OpenPart:
-    half = len(text) / 2
-    if leaf is not None and (len(text) - leaf[1] >= half or not opened):
-        return OpenPart(leaf[0], _path(opened), len(text) - leaf[1])
+def _find_largest(structure: _Structure, leaf: tuple[Kind, int] | None) -> OpenPart:
+    length, opened = len(structure.text), structure.opened
+    half = length / 2
+    if leaf is not None and (length - leaf[1] >= half or not len(opened)):
+        return OpenPart(leaf[0], _path(structure, len(opened)), length - leaf[1])
     if len(opened) >= _MANY_LEVELS:
-        return OpenPart("nesting", _path(opened), len(opened))
-    depth = max((i for i, part in enumerate(opened) if len(text) - part.begin >= half), default=0)
-    part = opened[depth]
-    return OpenPart("list" if part.is_list else "object", _path(opened[:depth]), part.num_entries)
+        return OpenPart("nesting", _path(structure, len(opened)), len(opened))
+    level = max(0, int(np.count_nonzero(length - opened >= half)) - 1)
+    kind: Kind = "list" if structure.is_list(level) else "object"
+    return OpenPart(kind, _path(structure, level), structure.num_entries(level))
 
 
-def _path(opened: Sequence[_Open]) -> str:
+def _path(structure: _Structure, num_levels: int) -> str:
     path = "$"
-    for part in opened:
-        if part.is_list:
-            path += f"[{max(0, part.num_entries - 1)}]"
-        elif _PLAIN_KEY.fullmatch(part.key):
-            path += f".{part.key}"
-        else:
-            path += f"[{json.dumps(part.key, ensure_ascii=False)}]"
+    for level in range(num_levels):
+        if len(path) > _MAX_PATH_CHARS:
+            break  # no more of it is shown
+        if structure.is_list(level):
+            path += f"[{max(0, structure.num_entries(level) - 1)}]"
+            continue
+        key = structure.find_key(level)
+        path += (
+            f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key, ensure_ascii=False)}]"
+        )
     return show_place(path)
 
 

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from vllm.entrypoints.anthropic.bodies import Event, MessageBody, MessageUsage, ThinkingTokens
+from vllm.entrypoints.anthropic.bodies import (
+    Event,
+    MessageBody,
+    MessageUsage,
+    StopDelta,
+    ThinkingTokens,
+)
 from vllm.entrypoints.anthropic.builder import MessageBuilder
 from vllm.entrypoints.openai.opaque_reasoning import open_reasoning
 from vllm.parser.pieces import (
@@ -48,7 +54,7 @@ def test_events_come_in_the_order_of_the_sdk() -> None:
     builder = make_builder()
     events = builder.start(PROMPT)
     events += builder.add([ReasoningText("h"), ReasoningText("m"), ContentText("Hi"), *CALL])
-    events += builder.finish("tool_use", None, WHOLE)
+    events += builder.finish(StopDelta("tool_use"), WHOLE)
     shown = []
     for event in as_sdk(events):
         delta = getattr(event, "delta", None)
@@ -76,7 +82,7 @@ def test_events_come_in_the_order_of_the_sdk() -> None:
 def test_thinking_may_be_told_by_its_signature_alone() -> None:
     builder = make_builder(hides_thinking=True)
     events = [*builder.start(PROMPT), *builder.add([ReasoningText("hm"), ContentText("Hi")])]
-    events += builder.finish("end_turn", None, WHOLE)
+    events += builder.finish(StopDelta("end_turn"), WHOLE)
     assert b"hm" not in b"".join(msgspec.json.encode(event) for event in events)
     message = Message.model_validate_json(msgspec.json.encode(builder.body))
     first: Any = message.content[0]
@@ -97,7 +103,7 @@ def test_a_call_that_breaks_off_is_told_by_the_stream_alone() -> None:
     events = [*builder.start(PROMPT), *builder.add([ContentText("So.")])]
     cut = [ToolCallStart(0, "c", "f"), ToolCallArguments(0, '{"a": "x'), ToolCallEnd(0, False)]
     events += builder.add([*cut, ContentText("Hm.")])
-    events += builder.finish("max_tokens", None, WHOLE)
+    events += builder.finish(StopDelta("max_tokens"), WHOLE)
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for event in as_sdk(events):
@@ -125,13 +131,13 @@ def test_the_events_join_to_the_message(pieces: list[Piece], cuts: list[int]) ->
     whole = make_builder()
     whole.start(PROMPT)
     whole.add(pieces)
-    whole.finish("end_turn", None, WHOLE)
+    whole.finish(StopDelta("end_turn"), WHOLE)
     parts = make_builder()
     events = parts.start(PROMPT)
     bounds = sorted({0, len(pieces), *(cut for cut in cuts if cut < len(pieces))})
     for start, end in zip(bounds, [*bounds[1:], len(pieces)], strict=True):
         events += parts.add(pieces[start:end])
-    events += parts.finish("end_turn", None, WHOLE)
+    events += parts.finish(StopDelta("end_turn"), WHOLE)
     assert parts.body == whole.body
     snapshot: Any = None
     buffers: dict[int, bytes] = {}

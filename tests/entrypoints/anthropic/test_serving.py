@@ -158,7 +158,18 @@ async def test_a_message_may_be_begun(served: Served) -> None:
 async def test_a_message_that_is_cut(served: Served) -> None:
     message = await create(served, max_tokens=2)
     assert message.stop_reason == "max_tokens"
+    assert not message.model_extra
     assert message.usage.output_tokens == 2
+
+
+async def test_what_went_on_in_a_message_that_is_cut(served: Served) -> None:
+    served.engine.stop_reason = "unfinished text at $.a"
+    whole = await create(served, max_tokens=2)
+    body = {**BODY, "max_tokens": 2, "stream": True}
+    *_, end, _ = events_in(await served.client.post(URL, json=body))
+    for stop in (whole, end.delta):
+        assert stop.stop_reason == "max_tokens"
+        assert stop.stop_explanation == "unfinished text at $.a"
 
 
 async def test_stop_sequences_reach_the_engine(served: Served) -> None:

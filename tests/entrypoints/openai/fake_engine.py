@@ -43,6 +43,7 @@ class FakeEngine:
         together: How many requests came together each time.
         tokens_per_step: That one output of a stream brings, as drafts do.
         can_reset: What resets answer.
+        stop_reason: What it says of an answer's end besides.
         on_view: Called when its cache is looked at.
     """
 
@@ -72,6 +73,7 @@ class FakeEngine:
         self.keeps = True
         self.tokens_per_step = 1
         self.can_reset = True
+        self.stop_reason: str | None = None
         self.predictions: dict[str, Prediction] = {}
         self.admissions: dict[str, PrefillStats] = {}
         self.on_view: Callable[[], object] = lambda: None
@@ -234,6 +236,7 @@ class FakeEngine:
             token_ids=list(ids),
             logprobs=rows,
             finish_reason=reason,
+            stop_reason=None if reason is None else self.stop_reason,
         )
 
     def _prompt_logprobs(

@@ -72,6 +72,12 @@ def test_calls(dialect: str, text: str, said: str | None) -> None:
     assert (None if part is None else part.short) == said
 
 
+@pytest.mark.parametrize("closed", ["", "]" * 2_000 + "}}\n</tool"])
+def test_more_brackets_than_python_reads_are_no_error(closed: str) -> None:
+    part = find_open_answer(f'{_CALL}{{"l": ' + "[" * 2_000 + closed, _params("hermes"))
+    assert (part and part.kind) == (None if closed else "nesting")
+
+
 def test_an_answer_beside_calls_and_a_thought_before_both() -> None:
     asked = _params("hermes", form=json_of(_SCHEMA), thought=REASONING_PARSERS["qwen3"])
     for text, said in (

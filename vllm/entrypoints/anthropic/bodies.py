@@ -81,6 +81,7 @@ class MessageBody(msgspec.Struct, tag_field="type", tag="message"):
     content: list[Block] = []
     stop_reason: str | None = None
     stop_sequence: str | None = None
+    stop_explanation: str | UnsetType = UNSET
     diagnostics: Diagnostics | None = None
 
 
@@ -145,10 +146,18 @@ class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
 
 
 class StopDelta(msgspec.Struct):
-    """Why the message ended."""
+    """Why the message ended.
+
+    Attributes:
+        stop_reason: In the words of the API.
+        stop_sequence: The one that ended it, if one did.
+        stop_explanation: Of an answer with a form that was cut off: what went on. The API's own
+            ``stop_details`` are of refusals alone.
+    """
 
     stop_reason: str | None
     stop_sequence: str | None = None
+    stop_explanation: str | UnsetType = UNSET
 
 
 class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from vllm.entrypoints.anthropic.bodies import (
     Block,
@@ -93,22 +93,16 @@ class MessageBuilder:
                     out += self._close() if is_whole else self._break_off()
         return out
 
-    def finish(
-        self, stop_reason: str, stop_sequence: str | None, usage: MessageUsage
-    ) -> list[Event]:
+    def finish(self, stop: StopDelta, usage: MessageUsage) -> list[Event]:
         """End the message.
 
         Args:
-            stop_reason: In the words of the API.
-            stop_sequence: The one that ended it, if one did.
+            stop: Why.
             usage: Of the whole message.
         """
         out = self._close()
-        self._body = replace(
-            self._body, stop_reason=stop_reason, stop_sequence=stop_sequence, usage=usage
-        )
-        end = MessageDelta(StopDelta(stop_reason, stop_sequence), usage)
-        return [*out, end, MessageStop()]
+        self._body = replace(self._body, **asdict(stop), usage=usage)
+        return [*out, MessageDelta(stop, usage), MessageStop()]
 
     def _switch(self, kind: type[TextBlock] | type[ThinkingBlock]) -> list[Event]:
         if isinstance(self._block, kind):

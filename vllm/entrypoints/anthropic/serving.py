@@ -13,6 +13,7 @@ from vllm.entrypoints.anthropic.bodies import (
     Event,
     MessageBody,
     MessageUsage,
+    StopDelta,
     ThinkingTokens,
     TokenCount,
 )
@@ -129,8 +130,7 @@ async def _events(builder: MessageBuilder, answer: SingleAnswer) -> AsyncIterato
             events += builder.start(_usage(answer, is_whole=False))
         events += builder.add(delta.pieces)
         if delta.finish_reason is not None:
-            reason, sequence = _stop_reason(delta)
-            events += builder.finish(reason, sequence, _usage(answer))
+            events += builder.finish(_find_stop(delta), _usage(answer))
         if events:
             yield events
 
@@ -144,12 +144,15 @@ async def _sent_events(builder: MessageBuilder, answer: SingleAnswer) -> AsyncIt
         yield error_event(error, describe_late_exception(error, f"Message {builder.body.id}"))
 
 
-def _stop_reason(delta: AnswerDelta) -> tuple[str, str | None]:
-    """Why the model stopped, in this API's words, and the stop sequence that it met."""
+def _find_stop(delta: AnswerDelta) -> StopDelta:
+    """Why the model stopped, in this API's words."""
     met = delta.output.stop_reason
     if delta.finish_reason == "stop" and isinstance(met, str):
-        return "stop_sequence", met
-    return _STOP_REASONS.get(delta.finish_reason or "", "end_turn"), None
+        return StopDelta("stop_sequence", met)
+    reason = _STOP_REASONS.get(delta.finish_reason or "", "end_turn")
+    if reason == "max_tokens" and isinstance(met, str):
+        return StopDelta(reason, stop_explanation=met)
+    return StopDelta(reason)
 
 
 def _usage(answer: SingleAnswer, is_whole: bool = True) -> MessageUsage:

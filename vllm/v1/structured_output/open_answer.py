@@ -78,7 +78,7 @@ def _is_over(text: str, behind: str) -> bool:
     value = text.lstrip()
     try:
         _, end = _DECODER.raw_decode(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     rest = value[end:].strip()
     return bool(rest) and (rest.startswith(behind.strip()) or behind.strip().startswith(rest))

@@ -124,6 +124,7 @@ def test_a_cut_response_is_incomplete(reason: str) -> None:
     assert last.type == "response.incomplete"
     assert last.response.status == "incomplete"
     assert last.response.incomplete_details.reason == "max_output_tokens"
+    assert not last.response.incomplete_details.model_extra
     assert last.response.output[0].status == "incomplete"
 
 

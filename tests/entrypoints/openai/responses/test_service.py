@@ -210,10 +210,12 @@ async def test_store_false_keeps_nothing(served: Served) -> None:
 
 
 async def test_a_cut_response_can_be_continued(served: Served) -> None:
+    served.engine.stop_reason = "unfinished text at $.a"
     made = await create(served, max_output_tokens=9)
     assert made.status == "incomplete"
     assert made.incomplete_details is not None
     assert made.incomplete_details.reason == "max_output_tokens"
+    assert made.incomplete_details.model_extra == {"stop_reason": "unfinished text at $.a"}
     assert made.output[-1].status == "incomplete"  # type: ignore[union-attr]
     again = await create(served, previous_response_id=made.id)
     assert again.status == "completed"

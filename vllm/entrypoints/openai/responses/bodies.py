@@ -106,9 +106,15 @@ class ResponseFailure(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why a response is incomplete."""
+    """Why a response is incomplete.
+
+    Attributes:
+        reason: In the words of the API.
+        stop_reason: Of an answer with a form that was cut off: what went on.
+    """
 
     reason: str = "max_output_tokens"
+    stop_reason: str | UnsetType = UNSET
 
 
 class ResponseBody(msgspec.Struct):

@@ -126,6 +126,7 @@ class ResponseBuilder:
         finish_reason: str | None,
         usage: ResponseUsage,
         diagnosis: Diagnosis | None = None,
+        stop_reason: int | str | None = None,
     ) -> list[events.Event]:
         """End the response as the engine did.
 
@@ -133,16 +134,17 @@ class ResponseBuilder:
             finish_reason: "length", "repetition": it is incomplete; all others: it is complete.
             usage: Of the whole response.
             diagnosis: What its prompt missed in the cache; None: nobody asked.
+            stop_reason: What the engine says besides.
         """
         self._body = replace(self._body, prompt_cache_diagnostics=diagnosis)
         is_cut = finish_reason in ("length", "repetition")
         out = self._close("incomplete" if is_cut else "completed")
         if is_cut:
+            details = IncompleteDetails()
+            if isinstance(stop_reason, str):
+                details.stop_reason = stop_reason
             self._body = replace(
-                self._body,
-                status="incomplete",
-                incomplete_details=IncompleteDetails(),
-                usage=usage,
+                self._body, status="incomplete", incomplete_details=details, usage=usage
             )
             out.append(events.ResponseIncomplete(response=self._body))
         else:

@@ -148,7 +148,8 @@ class ResponsesService:
             if delta.finish_reason is not None:
                 reason = "stop" if call.prewarms else delta.finish_reason
                 usage = _usage(answer, has_answer=not call.prewarms)
-                events += builder.finish(reason, usage, asked.diagnose())
+                stop = delta.output.stop_reason
+                events += builder.finish(reason, usage, asked.diagnose(), stop)
                 asks = call.body.store or call.body.prompt_cache_options is not None
                 if asks and not answer.leaves_nothing:
                     await self._diagnoses.keep(call.body.id, asked.chat, asked.context)
