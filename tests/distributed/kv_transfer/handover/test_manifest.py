@@ -10,6 +10,7 @@ import torch
 from vllm.distributed.kv_transfer.handover.fingerprint import fingerprint_weights
 from vllm.distributed.kv_transfer.handover.manifest import (
     _digest,
+    _key_sizes,
     _pages,
     find_mismatch,
     make_manifest,
@@ -70,10 +71,16 @@ def test_what_keys_were_divided_by_is_compared() -> None:
         dtype=torch.int8,
         kv_quant_mode=KVQuantMode.of_dtype(torch.int8),
     )
-    pages = [_pages(KVCacheGroupSpec(["a"], spec.with_key_sizes(name))) for name in ("", "b", "c")]
-    assert _digest(pages[1]) != _digest(pages[2])
-    # Engines of before, and those that divide nothing, say what they said.
-    assert pages[0] == [["a", 16, 16 * 2 * (8 + 4), "torch.int8"]]
+    groups = [
+        KVCacheGroupSpec(["a", "b"], spec.with_key_sizes(digest)) for digest in ("", "c", "d")
+    ]
+    plain, *others = ({"KV pages": _digest(_pages(g)), **_key_sizes([g])} for g in groups)
+    mismatch = find_mismatch(*(Hello(each, "p", "1") for each in others))
+    assert mismatch is not None
+    assert "sizes of int8 keys is 'c' at engine p and 'd'" in mismatch
+    # Engines that divide nothing say what those of before said.
+    assert list(plain) == ["KV pages"]
+    assert _pages(groups[0])[0] == ["a", 16, 16 * 2 * (8 + 4), "torch.int8"]
 
 
 def test_a_side_that_tells_less_does_not_match() -> None:

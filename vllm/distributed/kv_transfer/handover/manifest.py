@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def make_manifest(
             str(tensor.block_stride or tensor.size // kv_cache_config.num_blocks)
             for tensor in kv_cache_config.kv_cache_tensors[:1]
         ),
-        # Named where it is not the usual, so that engines and folders of before still match.
+        # Named where they are not the usual, so that engines and folders of before still match.
+        **_key_sizes(groups),
         **({} if inputs in ("auto", "exact") else {"inputs of products": inputs}),
     }
 
@@ -73,10 +75,16 @@ def _pages(group: KVCacheGroupSpec) -> list[list[Any]]:
     pages = []
     for name, spec in group.layer_specs().items():
         dtype = str(getattr(spec, "dtype", ""))
-        # What keys were divided by is named where they were, so that others still match.
-        sizes = [digest] if (digest := getattr(spec, "key_sizes", "")) else []
-        pages.append([name, spec.storage_block_size, spec.page_size_bytes, dtype, *sizes])
+        pages.append([name, spec.storage_block_size, spec.page_size_bytes, dtype])
     return pages
+
+
+def _key_sizes(groups: Sequence[KVCacheGroupSpec]) -> dict[str, str]:
+    """What keys were divided by, if they were: one digest, as one load measures them all."""
+    specs = [spec for group in groups for spec in group.layer_specs().values()]
+    digests = dict.fromkeys(getattr(spec, "key_sizes", "") for spec in specs)
+    named = ",".join(filter(None, digests))
+    return {"sizes of int8 keys": named} if named else {}
 
 
 def _digest(value: Any) -> str:
