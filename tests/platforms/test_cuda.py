@@ -4,7 +4,7 @@ import pytest
 import torch
 from triton.runtime import driver
 
-from vllm.config import CacheConfig, VllmConfig
+from vllm.config import CacheConfig, ModelConfig, VllmConfig
 from vllm.exceptions import ConfigError
 from vllm.platforms.cuda import CudaPlatform
 from vllm.v1.attention.ops.registry import get_reference_op
@@ -27,6 +27,13 @@ def test_memory_that_torch_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch)
     assert platform.free_memory_bytes() == 70 * GIB
     config = VllmConfig(cache_config=CacheConfig(gpu_memory_utilization=0.5))
     assert platform.default_kv_cache_bytes(config) == 30 * GIB
+
+
+def test_inputs_of_two_bytes_are_told_as_what_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    model = ModelConfig("m", dtype="float16", quantized_inputs="int16")
+    updated = CudaPlatform().check_and_update_config(VllmConfig(model_config=model))
+    assert updated.model_config.quantized_inputs == "exact"
+    assert "on a GPU inputs stay exact" in caplog.text
 
 
 def test_without_a_compiler_of_c_the_log_says_what_kernels_need(

@@ -92,6 +92,13 @@ class CudaPlatform(Platform):
         )
         return "float16"
 
+    def _resolve_options(self, config: VllmConfig) -> dict[str, str]:
+        found = super()._resolve_options(config)
+        if config.model_config.quantized_inputs == "int16":
+            logger.warning("--quantized-inputs int16 is for CPUs: on a GPU inputs stay exact")
+            found["quantized_inputs"] = "exact"
+        return found
+
     def make_device(self, local_rank: int) -> torch.device:
         """Make GPU ``local_rank`` current and return it.
 

@@ -109,8 +109,8 @@ class Platform(ABC):
         del config
         return "auto"
 
-    def _find_automatic(self, config: VllmConfig) -> dict[str, str]:
-        """Return the model's options that are "auto" and stand for something else."""
+    def _resolve_options(self, config: VllmConfig) -> dict[str, str]:
+        """Return the model's options that stand for something else here, as "auto" does."""
         found = {}
         # Asked only where it counts: a GPU looks at the card, and may warn.
         if config.model_config.dtype == "auto":
@@ -150,7 +150,7 @@ class Platform(ABC):
         changes: dict[str, Any] = {
             "device_config": dataclasses.replace(config.device_config, device=self.device_type)
         }
-        if config.model_config is not None and (found := self._find_automatic(config)):
+        if config.model_config is not None and (found := self._resolve_options(config)):
             # A plain copy: replace() would rerun the constructor, which records its own
             # max_model_len argument as what the user passed.
             model_config = copy.copy(config.model_config)
