@@ -11,7 +11,9 @@ import xxhash
 from tests.model_executor.model_loader.gguf_files import Type, gguf
 from vllm.model_executor.layers.quantization.interface import MatrixSpec
 from vllm.model_executor.model_loader import gguf_weights
+from vllm.model_executor.model_loader.gguf_names import read_entries
 from vllm.model_executor.model_loader.gguf_weights import GgufWeights
+from vllm.utils.gguf_file import read_gguf
 
 LLAMA = {"attention.head_count": 2, "embedding_length": 64}
 QWEN = {
@@ -99,3 +101,21 @@ def test_what_conversions_make_is_named_by_a_number(
     # on people's disks hold what was made before.
     assert gguf_weights._CONVERSION == 1
     assert digest_matrix(path, name, 64, columns) == expected
+
+
+def test_a_matrix_of_two_is_of_drafts_if_its_halves_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    halves = [f"blk.0.ffn_{part}_exps.weight" for part in ("gate", "up")]
+    keys = {"expert_count": 1}
+    write_file(one, "gpt-oss", keys, {"blk.0.attn_q.weight": (64, 64, Type.Q8_0)})
+    write_file(other, "gpt-oss", keys, dict.fromkeys(halves, (32, 64, Type.MXFP4)))
+    monkeypatch.setattr(
+        gguf_weights,
+        "_read_both",  # no family that has such matrices drafts yet
+        lambda *paths: [entry for path in paths for entry in read_entries(read_gguf(path))],
+    )
+    names = "model.layers.0.self_attn.q_proj", f"{EXPERT}.gate_up_proj"
+    assert [GgufWeights(one, other).is_of_drafts(name) for name in names] == [False, True]
+    assert [GgufWeights(other, one).is_of_drafts(name) for name in names] == [True, False]
