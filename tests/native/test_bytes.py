@@ -121,7 +121,7 @@ def multiply_by_spans(x: torch.Tensor, source: PackedRows) -> torch.Tensor:
 
     codes = widen_words(take(source.codes), source.kind)[:, : source.num_columns].long()
     parts = [numbers(part) for part in (source.scales, source.offsets) if part is not None]
-    width = source.group * source.span
+    width = source.group * source.find_span()
     total = np.zeros((len(x), source.num_rows), np.float32)
     for begin in range(0, source.num_columns, width):
         own = x[:, begin : begin + width].numpy()
@@ -161,7 +161,7 @@ def test_sums_of_whole_scales_are_whole(case: tuple[CodeKind, int, str, str]) ->
         made = make_packed(kind, 70, width, group, *numbers, seed=width)
         source = rounding(made, "bytes by group")
         # Of eight groups a factor, those of 1,024 inputs at most.
-        assert source.span == min(8, 1024 // group)
+        assert source.find_span() == min(8, 1024 // group)
         x = torch.randn(5, width, generator=torch.Generator().manual_seed(3))
         expected = multiply_by_spans(x, source)
         for build in builds():
@@ -271,4 +271,4 @@ def test_groups_too_wide_for_whole_scales_take_inputs_whole() -> None:
     for kind, expected in (("int3", "whole"), ("int6", "bytes by group")):
         source = make_packed(kind, 3, 2048, 2048, "k")
         again = PackedRows.of_parts(source.parts, "bytes by group")
-        assert (again.span, again.inputs) == (0, expected)
+        assert (again.find_span(), again.inputs) == (0, expected)

@@ -379,16 +379,15 @@ class PackedRows:
     def _find_inputs(self, wanted: Inputs) -> Inputs:
         takes_bytes = self.kind != "e4m3" and self.group <= _MOST_BYTE_INPUTS
         if self.kind in _SPAN_KINDS:
-            takes_bytes = self.span > 0
+            takes_bytes = self.find_span() > 0
         return wanted if takes_bytes else "whole"
 
-    @property
-    def span(self) -> int:
-        """Groups whose inputs are rounded as one, as sums of whole numbers go over all of them.
+    def find_span(self) -> int:
+        """Return the groups whose inputs are rounded as one: sums of whole numbers go over all.
 
         They are those of a factor of scales that are whole numbers, or an even part of them. 0:
         scales are none, or codes have four bits and more: their errors are so small that those of
-        inputs rounded by 256 count. The native kernels have the same rule (``find_span``).
+        inputs rounded by 256 count. The native kernels' ``find_span`` is the same rule.
         """
         if self.kind not in _SPAN_KINDS:
             return 0
@@ -419,7 +418,7 @@ class PackedRows:
         order = torch.arange(self.num_columns, device=x.device)
         if self.order is not None:
             order = self.order.long()
-        width = self.group * max(1, self.span)
+        width = self.group * max(1, self.find_span())
         parts = [round_part(x[:, own]) for own in torch.split(order, width)]
         rounded = torch.empty_like(x)
         rounded[:, order] = torch.cat(parts, 1)
@@ -442,7 +441,7 @@ class PackedRows:
             has_zeros=offsets is not None and offsets.are_zeros,
             order=None if self.order is None else self.order[None],
             group=self.group,
-            span=max(1, self.span),
+            span=max(1, self.find_span()),
             # Floats hold two bytes' values.
             inputs="whole" if self.inputs == "two bytes by group" else self.inputs,
             out_size=self.num_rows,
