@@ -26,7 +26,7 @@ import ray
 from ray import serve
 
 from benchmarks.fleet_live import Judge, Nodes, Speakers, Turn
-from tests.e2e.server_process import free_port
+from tests.ports import free_ports
 from tests.ray_cluster import ray_cluster, start_serve
 from vllm.ray_serve import FleetArgs, app
 
@@ -144,7 +144,7 @@ def main() -> None:
         nodes = Nodes(cluster, 2)
         ray.init(cluster.address, log_to_driver=False, logging_level="error")
         judge = Judge()
-        port = free_port()
+        port = free_ports()
         start_serve(port)
         log = Log()
         log.note("deploy")

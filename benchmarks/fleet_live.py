@@ -39,7 +39,7 @@ import ray
 from ray import serve
 
 from benchmarks.faulty_replica import FOLDER, NEWS_FAULTS, FaultyReplica
-from tests.e2e.server_process import free_port
+from tests.ports import free_ports
 from tests.ray_cluster import ray_cluster, start_serve
 from vllm import LLM, SamplingParams
 from vllm.ray_serve import FleetArgs
@@ -456,7 +456,7 @@ def main() -> None:
             nodes = Nodes(cluster, args.nodes)
             ray.init(cluster.address, log_to_driver=False, logging_level="error")
             judge = Judge()
-            port = free_port()
+            port = free_ports()
             start_serve(port)
             for replicas, mib in itertools.product(args.replicas, args.pool_mib):
                 began = time.monotonic()

@@ -33,7 +33,8 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 import ray
 from ray import serve
 
-from tests.e2e.server_process import ServerProcess, free_port
+from tests.e2e.server_process import ServerProcess
+from tests.ports import free_ports
 from tests.ray_cluster import ray_cluster, start_serve
 from vllm.ray_serve import FleetArgs, app
 
@@ -157,7 +158,7 @@ def serving(folder: Path, flags: Sequence[str], replicas: int) -> Iterator[str]:
         return
     with ray_cluster(4, 4) as cluster:
         ray.init(cluster.address, log_to_driver=False, logging_level="error")
-        port = free_port()
+        port = free_ports()
         start_serve(port)
         # As ServerProcess serves.
         given = shlex.join(["--block-size", "32", *flags])

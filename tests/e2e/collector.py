@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.e2e.server_process import free_port
+from tests.ports import free_ports
 
 
 class Collector:
@@ -19,7 +19,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
-        port = free_port()
+        port = free_ports()
         self.endpoint = f"http://127.0.0.1:{port}/v1/traces"
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._make_handler())
 

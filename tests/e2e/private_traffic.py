@@ -25,7 +25,8 @@ import httpx
 import msgspec
 import zmq
 
-from tests.e2e.server_process import NO_TLS, ServerProcess, free_port
+from tests.e2e.server_process import NO_TLS, ServerProcess
+from tests.ports import free_ports
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -234,7 +235,7 @@ def run(folder: Path, num_each: int, *, seed: int = 1, num_asked: int = 40) -> d
     """Serve the traffic, search, restart and search again; return what was looked at."""
     os.environ["PYTHONHASHSEED"] = _SEED
     init_none_hash(get_hash_fn_by_name(_ALGORITHM))
-    port = free_port()
+    port = free_ports()
     flags = ["--prefix-cache-dir", str(folder / "cache"), "--prefix-cache-disk-size", "64MiB"]
     flags += ["--kv-offloading-size", "0.004", "--kv-cache-memory-bytes", str(_POOL_BYTES)]
     flags += ["--max-model-len", "1536", "--max-num-batched-tokens", "256"]

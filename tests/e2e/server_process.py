@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.ports import free_ports
 
 # Deadlines end a hang and say nothing of speed: machines that run tests are busy.
 _START_TIMEOUT_S = 240.0
@@ -28,13 +29,6 @@ ENVIRONMENT = {**os.environ, **_ENVIRONMENT}
 # Nothing here speaks TLS: reading the system's certificates for each request takes longest of all.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 _READY_LINE = re.compile(r"Engine core ready \(process (\d+)\)")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def sum_series(page: str, name: str, **labels: str) -> float:
@@ -57,7 +51,7 @@ class ServerProcess:
         model: str = "deepseek-v4",
         program: Sequence[str] = (sys.executable, "-m", "vllm"),
     ) -> None:
-        self.port = free_port()
+        self.port = free_ports()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = log_path
         command = [*program, "serve", model, "--block-size", "32"]

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.server_process import NO_TLS, ServerProcess, free_port
-from tests.v1.engine.test_handover import free_ports
+from tests.e2e.server_process import NO_TLS, ServerProcess
+from tests.ports import free_ports
 
 _ROOT = Path(__file__).parents[2]
 _PROXY = _ROOT / "examples" / "disaggregated" / "proxy.py"
@@ -44,7 +44,7 @@ class Disaggregated:
             )
             for role in ("kv_producer", "kv_consumer")
         )
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{free_ports()}"
         self._proxy: subprocess.Popen[bytes] | None = None
         self._log = folder / "proxy.txt"
 

@@ -17,7 +17,8 @@ import zmq
 
 from examples.kv_events_subscriber import PrefixIndex, Subscriber, salt_digest
 from tests.e2e.kv_indexer import Indexer
-from tests.e2e.server_process import ServerProcess, free_port
+from tests.e2e.server_process import ServerProcess
+from tests.ports import free_ports
 
 COMPLETIONS = "/v1/completions"
 SALT = "a very secret salt"
@@ -27,8 +28,8 @@ class EventServer(ServerProcess):
     """A small server that publishes KV events."""
 
     def __init__(self, log_path: Path, **config: Any) -> None:
-        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
-        self.replay_endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.endpoint = f"tcp://127.0.0.1:{free_ports()}"
+        self.replay_endpoint = f"tcp://127.0.0.1:{free_ports()}"
         # A star binds; a host name would be connected to.
         addresses = {
             "endpoint": self.endpoint.replace("127.0.0.1", "*"),

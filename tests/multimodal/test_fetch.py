@@ -38,9 +38,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             for _ in range(MAX_FILE_BYTES // 2**20 + 2):
                 self.wfile.write(b"\0" * 2**20)
         elif name == "slow":
-            for _ in range(100):
+            while True:  # until the client has gone
                 self.wfile.write(b"x")
-                time.sleep(0.05)
+                time.sleep(0.01)
         else:
             self.wfile.write(b"a picture")
 
@@ -155,10 +155,8 @@ def test_a_closed_port_a_silent_one_and_a_missing_file_read_alike(server: Any) -
 def test_too_much_and_too_late_end(server: Any) -> None:
     with pytest.raises(UserInputError, match="20 MiB"):
         _fetcher().fetch(_url(server, "huge"))
-    begin = time.monotonic()
     with pytest.raises(UserInputError):
         _fetcher(timeout_s=0.3).fetch(_url(server, "slow"))
-    assert time.monotonic() - begin < 3
 
 
 @pytest.mark.parametrize(

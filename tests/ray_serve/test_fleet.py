@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.server_process import free_port
+from tests.ports import free_ports
 from tests.ray_cluster import start_serve
 from vllm import LLM, SamplingParams
 
@@ -34,7 +34,7 @@ def fleet(cluster: Any) -> Iterator[str]:
 
     from vllm.ray_serve import FleetArgs, app
 
-    port = free_port()
+    port = free_ports()
     start_serve(port)
     flags = "--block-size 32 --enable-prompt-tokens-details --max-num-seqs 8"
     try:

@@ -29,7 +29,7 @@ def make_request(name: str, prompt: list[int], num_scores: int = 1) -> Any:
 
 def rows_of(request: Any, begin: int, end: int) -> ScoreRows:
     """Row p says all that it depends on: the prompt's tokens up to the one that it predicts."""
-    said = [hash(bytes(request.prompt[: p + 2])) % (1 << 20) for p in range(begin, end)]
+    said = [hash(tuple(request.prompt[: p + 2])) % (1 << 20) for p in range(begin, end)]
     ids = np.array(said, np.int64).reshape(-1, 1) + np.arange(request.num_scores + 1)
     return ScoreRows(ids, ids.astype(np.float32), ids[:, 0])
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 import zmq
 
+from tests.ports import free_ports
 from tests.v1.engine.fakes import FakeExecutor, build_fake_core, scripted_token
 from vllm.config import KVTransferConfig
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
-from vllm.distributed.kv_transfer.handover.sockets import listen
 from vllm.exceptions import CheckpointError, ConfigError, InvariantError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, FinishReason
@@ -60,9 +60,7 @@ def test_workers_hear_of_a_finished_request_in_a_step_without_tokens(config):
 
 
 def test_a_core_that_failed_waits_for_no_transfer(config):
-    with listen("127.0.0.1", 0) as probe:
-        port = probe.getsockname()[1]
-    raw = {"kv_connector": "TcpConnector", "kv_role": "kv_producer", "kv_port": port}
+    raw = {"kv_connector": "TcpConnector", "kv_role": "kv_producer", "kv_port": free_ports()}
     transfer = KVTransferConfig.from_dict(raw)
     core = build_fake_core(replace(config(crash_at=2), kv_transfer_config=transfer))
     wish = {"kv_transfer_params": {"do_remote_decode": True}}

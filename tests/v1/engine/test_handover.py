@@ -1,6 +1,5 @@
 """Two engines in one process, over the loopback interface: the tokens of one."""
 
-import contextlib
 import random
 import time
 from collections import Counter
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
 from tests.v1.engine.test_cache_keeps_outputs import (
     MIN_SHARE,
     Answer,
@@ -21,9 +21,8 @@ from vllm.config import KVTransferConfig, SpeculativeConfig
 from vllm.distributed.kv_transfer.handover.orders import HandoverOrders, LoadOrder
 from vllm.distributed.kv_transfer.handover.regions import list_regions
 from vllm.distributed.kv_transfer.handover.serving import find_block
-from vllm.distributed.kv_transfer.handover.sockets import listen
 from vllm.distributed.kv_transfer.handover.worker import HandoverWorker
-from vllm.exceptions import ConfigError, UserInputError
+from vllm.exceptions import UserInputError
 from vllm.v1.core.geometry import CacheGeometry
 from vllm.v1.core.pool.exports import PrefixBlocks
 from vllm.v1.core.retention.sizes import max_request_blocks
@@ -42,16 +41,6 @@ def config_of(role: str, port: int, policy: str = "recompute", **extra: Any) -> 
     raw = {"kv_connector": "TcpConnector", "kv_role": role, "kv_port": port}
     raw |= {"kv_connector_extra_config": extra, "kv_load_failure_policy": policy}
     return KVTransferConfig.from_dict(raw)
-
-
-def free_ports(count: int = 1) -> int:
-    """Return the first of so many ports in a row that are free."""
-    while True:
-        with contextlib.ExitStack() as stack, contextlib.suppress(ConfigError):
-            first = int(stack.enter_context(listen("127.0.0.1", 0)).getsockname()[1])
-            for offset in range(1, count):
-                stack.enter_context(listen("127.0.0.1", first + offset))
-            return first
 
 
 class Pair:

@@ -9,8 +9,9 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 
+from tests.ports import free_ports
 from tests.v1.engine.test_cache_keeps_outputs import Session, make_core, random_tokens
-from tests.v1.engine.test_handover import config_of, free_ports
+from tests.v1.engine.test_handover import config_of
 from tests.v1.engine.test_offloading import tiers_of, wait_open
 from vllm.config import KVTransferConfig
 from vllm.config.kv_transfer import join_configs

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.transfer_engines import GROUPS, MANIFEST
 from tests.distributed.kv_transfer.handover.builders import HOLDER, ME, Engines
+from tests.ports import free_ports
 from vllm.distributed.kv_transfer.handover import tcp
 from vllm.distributed.kv_transfer.handover.frames import Head, Kind
 from vllm.distributed.kv_transfer.handover.messages import Hello
@@ -36,11 +37,6 @@ class RealTime(Engines):
         self.now = time.monotonic()
 
 
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def engines() -> RealTime:
     return RealTime()
@@ -56,7 +52,7 @@ def puller() -> Iterator[TcpPuller]:
 @pytest.fixture
 def port(engines: RealTime) -> Iterator[int]:
     """A holder's port."""
-    port = free_port()
+    port = free_ports()
     holder = TcpHolder("127.0.0.1", port, engines.serving)
     yield port
     holder.shutdown()
@@ -117,7 +113,7 @@ def test_prefixes_come_one_after_the_other(engines: RealTime, puller: TcpPuller,
 
 
 def test_nobody_listens(engines: RealTime, puller: TcpPuller) -> None:
-    load, _ = engines.load("a", port=free_port(), timeouts=PullTimeouts(0.2, 0.2))
+    load, _ = engines.load("a", port=free_ports(), timeouts=PullTimeouts(0.2, 0.2))
     puller.begin(load)
     finish(puller, load)
     assert load.outcome is not None
@@ -248,7 +244,7 @@ def test_engines_are_compared_at_start(
     with pytest.raises(ConfigError, match=r"weights is .* at engine holder and 'abc' at engine"):
         PeerCheck(other, [("127.0.0.1", port)]).run()
     # "Stalls at start until both are up": one that is not up yet is no reason not to start.
-    PeerCheck(other, [("127.0.0.1", free_port())]).run()
+    PeerCheck(other, [("127.0.0.1", free_ports())]).run()
 
 
 def test_greetings_go_both_ways(port: int) -> None:
@@ -357,7 +353,7 @@ def test_a_thread_that_breaks_leaves_nobody_waiting(
 
 
 def test_a_holder_that_was_shut_down_listens_no_more(engines: RealTime) -> None:
-    port = free_port()
+    port = free_ports()
     holder = TcpHolder("127.0.0.1", port, engines.serving)
     connection = connect(("127.0.0.1", port))
     wait_for(lambda: bool(holder._connections))
@@ -385,7 +381,7 @@ def test_strangers_cannot_make_a_holder_wait_or_store(
 ) -> None:
     monkeypatch.setattr(tcp, "_GREETING_S", 0.1)
     monkeypatch.setattr(tcp, "_MAX_CONNECTIONS", 3)
-    port = free_port()
+    port = free_ports()
     holder = TcpHolder("127.0.0.1", port, engines.serving)
     address = ("127.0.0.1", port)
     with socket.create_connection(address, timeout=_WAIT_S) as silent:
@@ -419,7 +415,7 @@ def test_accepting_goes_on_after_an_error_that_passes(
             return self._listener.accept()
 
     monkeypatch.setattr(tcp, "listen", lambda host, port: Listener(listen(host, port)))
-    port = free_port()
+    port = free_ports()
     holder = TcpHolder("127.0.0.1", port, engines.serving)
     assert_moves(engines, puller, "a", port)
     assert not errors
