@@ -163,7 +163,7 @@ def run_step(manager: Any, request: Request, num_tokens: int) -> None:
     """Schedule some more tokens of a request, as the scheduler does."""
     manager.new_step_starts()
     assert manager.allocate_slots(request, num_tokens) is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     manager.take_step_work()
     request.num_computed_tokens += num_tokens
 
@@ -197,7 +197,7 @@ def measure(case: Case, repeats: int, prompt_len: int = PROMPT_LEN) -> dict[str,
         num_new = request.num_tokens - found.num_tokens
         args = (request, num_new, found.num_tokens, found.blocks)
         assert clock.run("allocate", manager.allocate_slots, *args)
-        clock.run("commit", manager.commit_step)
+        clock.run("commit", manager.coordinator.commit_step)
         manager.take_step_work()
         request.num_computed_tokens = request.num_tokens
         for name in (f"decode_{DECODE_STEPS}", f"decode_{DECODE_STEPS}_later"):

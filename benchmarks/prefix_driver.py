@@ -171,7 +171,7 @@ class PrefixDriver:
                 f"{manager.block_pool.num_gpu_blocks} blocks cannot hold a chunk of request "
                 f"{first.request_id} ({first.num_tokens} tokens, {self.chunk} a step)"
             )
-        manager.commit_step()
+        manager.coordinator.commit_step()
         manager.take_step_work()
         for request in list(self.running):
             num_new = scheduled.get(request.request_id)
@@ -184,7 +184,7 @@ class PrefixDriver:
             if request not in self.running or budget <= 0:
                 continue
             num_new = min(request.num_tokens - request.num_computed_tokens, budget)
-            num_new = self.manager.chunk_end(request, num_new)
+            num_new = self.manager.coordinator.chunk_end(request, num_new)
             if request.num_computed_tokens + num_new == request.num_tokens:
                 num_new += self.num_drafts
             while (

@@ -95,7 +95,7 @@ class Keeper:
         found = manager.look_up(request)
         hit = found.num_tokens
         assert manager.allocate_slots(request, len(prompt) - hit, hit, found.blocks)
-        manager.commit_step()
+        manager.coordinator.commit_step()
         manager.take_step_work()
         request.num_computed_tokens = len(prompt)
         manager.check_invariants({request.request_id: len(prompt)})

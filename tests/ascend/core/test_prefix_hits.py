@@ -97,7 +97,7 @@ class Server:
         self.manager.check_invariants()
 
     def _end_step(self) -> None:
-        self.manager.commit_step()
+        self.manager.coordinator.commit_step()
         self.manager.take_step_work()
 
 

@@ -192,7 +192,7 @@ def test_a_kept_prefix_is_a_holder(unit_run: WatchedRun) -> None:
     name = run.serve(make_prompt(0, 256), cache_ttls={256: 60.0})
     (branch,) = run.tree().branches
     assert [(h.name, h.at, h.is_kept) for h in branch.holders] == [(name, 256, True)]
-    run.scheduler.kv_cache_manager.forget_prefix(name)
+    run.scheduler.kv_cache_manager.coordinator.forget_prefix(name)
     assert not run.tree().branches[0].holders
 
 

@@ -27,8 +27,8 @@ def test_what_came_is_published_once(is_rows_alone: bool, has_failed: bool) -> N
     loads = OwnLoads(manager)
     request = stand_in("x", [b"a" * 32] * 3, UNIT)
     blocks = loads.begin(request, LOCAL, 3 * UNIT, 7, is_rows_alone=is_rows_alone)
-    assert blocks is manager.find_import.return_value
-    manager.find_import.assert_called_once_with(request, 3 * UNIT, 2 * UNIT, 7)
+    assert blocks is manager.coordinator.find_import.return_value
+    manager.coordinator.find_import.assert_called_once_with(request, 3 * UNIT, 2 * UNIT, 7)
     assert loads.is_loading("x")
     assert loads.settle("y", has_failed=False) is None
     assert loads.settle("x", has_failed=has_failed) == (0 if has_failed else 3 * UNIT)

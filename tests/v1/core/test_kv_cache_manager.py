@@ -405,9 +405,9 @@ def test_edges_of_a_step_do_nothing() -> None:
     manager = one_group()
     request = make_request("0", range(48))
     manager.new_step_starts()
-    assert manager.chunk_end(request, 33) == 33
+    assert manager.coordinator.chunk_end(request, 33) == 33
     start(manager, request)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     assert manager.take_step_work() == StepWork()
     assert manager.take_new_block_ids() == [1, 2, 3]
     assert manager.create_kv_cache_blocks(([],)) is manager.empty_kv_cache_blocks

@@ -188,7 +188,7 @@ def test_events_announce_a_state_by_the_prefix_it_stands_for() -> None:
     request = make_request("a", tokens_of(8, 70), 32)
     manager.new_step_starts()
     assert manager.allocate_slots(request, 70) is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     stored = [event for event in manager.take_events() if isinstance(event, BlockStored)]
     states = [event for event in stored if event.group_idx != 0]
     assert {event.kv_cache_spec_kind for event in states} == {"mamba"}

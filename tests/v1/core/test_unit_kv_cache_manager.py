@@ -61,7 +61,7 @@ def test_full_blocks_of_a_hit_that_one_other_holds_are_not_needed_twice() -> Non
     first, second = (make_request(name, tokens_of(1, 900), 32) for name in ("first", "second"))
     manager.new_step_starts()
     assert manager.allocate_slots(first, 900) is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     found = manager.look_up(second)
     assert found.hit is not None
     num_full = sum(map(len, found.hit.full_blocks))
@@ -171,7 +171,7 @@ def test_nothing_is_cached_or_hit_with_caching_off() -> None:
         found = manager.look_up(request)
         assert found.num_tokens == 0
         assert manager.allocate_slots(request, 200, 0, found.blocks) is not None
-        manager.commit_step()
+        manager.coordinator.commit_step()
         manager.check_invariants({name: 0})
         manager.free(request)
     assert not coordinator_of(manager).index.checkpoints
@@ -249,7 +249,7 @@ def test_a_request_unscheduled_in_its_step_publishes_nothing() -> None:
     request = make_request("gone", tokens_of(1, 320), 32)
     assert manager.allocate_slots(request, 320) is not None
     manager.free(request)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     other = make_request("other", tokens_of(1, 330), 32)
     assert manager.get_computed_blocks(other)[1] == 0
 
@@ -271,7 +271,7 @@ def advance(manager: KVCacheManager, request: Request, num_new: int) -> bool:
     manager.new_step_starts()
     if manager.allocate_slots(request, num_new) is None:
         return False
-    manager.commit_step()
+    manager.coordinator.commit_step()
     request.num_computed_tokens += num_new
     request.append_output_token_ids(7)
     manager.check_invariants({request.request_id: request.num_computed_tokens})
@@ -285,7 +285,7 @@ def test_events_of_prefixes_that_drafts_complete_name_the_salt() -> None:
     assert advance(manager, request, 30)
     manager.new_step_starts()
     assert manager.allocate_slots(request, 5, num_lookahead_tokens=4) is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     assert manager.take_events() == []
     # A row and four drafts, which all stand: the first unit is complete.
     request.num_computed_tokens += 5

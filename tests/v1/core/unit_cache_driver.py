@@ -482,7 +482,7 @@ class Driver:
             victim = next(r for r in self.running if r.request_id == request_id)
             del scheduled[request_id]
             self.preempt(victim)
-        manager.commit_step()
+        manager.coordinator.commit_step()
         work = manager.take_step_work()
         copies = work.copies
         self.num_steps += 1
@@ -497,7 +497,7 @@ class Driver:
     def _chunk(self, request: Request, num_new: int) -> int:
         is_prefill = request.num_computed_tokens + num_new < request.num_tokens
         if is_prefill and self.rng.random() < 0.7:
-            return self.manager.chunk_end(request, num_new)
+            return self.manager.coordinator.chunk_end(request, num_new)
         if is_prefill and self.rng.random() < 0.5:
             return self.rng.randint(1, num_new)
         return num_new

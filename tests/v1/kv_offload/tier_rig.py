@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.store.host_store import make_host_store
 from vllm.v1.kv_offload.store.object_store import ObjectStore
 from vllm.v1.kv_offload.store.records import ObjectKey, Reservation
 from vllm.v1.kv_offload.tier import Tier
+from vllm.v1.messages import HeldPrefix
 from vllm.v1.request import Request
 
 UNIT, GROUP = 16, 32
@@ -75,6 +76,14 @@ class FakeCoordinator:
 
     def locate_checkpoint(self, _hashes: Any, end: int, first: int) -> PrefixBlocks | None:
         return PrefixBlocks(end, first, (0, 0), ((1, 2), (3,)), next_token=7)
+
+    def find_import(
+        self, _request: Request, num_tokens: int, num_external: int, next_token: int | None
+    ) -> PrefixBlocks:
+        return PrefixBlocks(num_tokens, num_tokens - num_external, (0,), ((1,),), next_token)
+
+    def held_prefixes(self) -> Sequence[HeldPrefix]:
+        return ()
 
 
 class FakeKeeper:
@@ -168,20 +177,12 @@ class TierRig:
         manager: Any = SimpleNamespace(
             coordinator=self.coordinator,
             block_pool=self.pool,
-            find_import=self._find_import,
             look_up=lambda _request: SimpleNamespace(num_tokens=0, blocks=()),
-            held_prefixes=lambda: (),
         )
         made: Any = SimpleNamespace(**{**defaults, **settings})
         self.tier = Tier(config, made, manager, layout, host, self.keeper)
         self.tier.use_clock(lambda: self.now, lambda: self.now)
         self.tier.begin_own_loads()
-
-    @staticmethod
-    def _find_import(
-        _request: Request, num_tokens: int, num_external: int, next_token: int | None
-    ) -> PrefixBlocks:
-        return PrefixBlocks(num_tokens, num_tokens - num_external, (0,), ((1,),), next_token)
 
     def step(self, request: Request | None = None, computed: int = 0) -> OffloadOrders:
         """Schedule a step of a request, after which it has computed so many tokens."""

@@ -125,5 +125,5 @@ class CacheView:
         )
 
     def _describe_policy(self) -> dict[str, Any]:
-        stats = self._scheduler.kv_cache_manager.policy_stats()
+        stats = self._scheduler.kv_cache_manager.coordinator.policy_stats()
         return {} if stats is None else {"rule": stats.rule, "interval": stats.interval}

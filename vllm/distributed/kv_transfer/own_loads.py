@@ -97,7 +97,7 @@ class OwnLoads:
         if taken is None:
             return None
         self._running[request.request_id] = _Running(request, num_tokens, is_rows_alone)
-        return manager.find_import(request, num_tokens, num_external, next_token)
+        return manager.coordinator.find_import(request, num_tokens, num_external, next_token)
 
     def settle(self, name: str, *, has_failed: bool) -> int | None:
         """Take note that a load ended: what came can be hit from now on.

@@ -24,8 +24,8 @@ from vllm.v1.kv_cache_interface import (
     get_kv_cache_spec_kind,
     get_kv_cache_spec_sliding_window,
 )
-from vllm.v1.messages import BYPASSED, HeldPrefix, PrefillStats
-from vllm.v1.metrics.stats import CachePolicyStats, PrefixCacheStats
+from vllm.v1.messages import BYPASSED, PrefillStats
+from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
@@ -326,14 +326,6 @@ class KVCacheManager:
         """Begin a ``schedule()``."""
         self.coordinator.new_step_starts()
 
-    def chunk_end(self, request: Request, num_new_tokens: int) -> int:
-        """Return how many of ``num_new_tokens`` a prefill chunk should compute."""
-        return self.coordinator.chunk_end(request, num_new_tokens)
-
-    def commit_step(self) -> None:
-        """End a ``schedule()``: publish what it allocated."""
-        self.coordinator.commit_step()
-
     def take_step_work(self) -> StepWork:
         """Drain what the worker must know before it runs the step."""
         work = self.coordinator.take_step_work()
@@ -341,22 +333,6 @@ class KVCacheManager:
             blocks = [*(work.new_block_ids or ()), *self.take_new_block_ids()]
             work = replace(work, new_block_ids=blocks)
         return work
-
-    def held_prefixes(self) -> Sequence[HeldPrefix]:
-        """Return the prefixes that somebody asked to keep."""
-        return self.coordinator.held_prefixes()
-
-    def forget_prefix(self, name: str) -> bool:
-        """Let go of such a prefix; returns whether there is one of the name."""
-        return self.coordinator.forget_prefix(name)
-
-    def end_session(self, session: int) -> int:
-        """Make spare what only a session used; return how many checkpoints, or blocks, that is."""
-        return self.coordinator.end_session(session)
-
-    def policy_stats(self) -> CachePolicyStats | None:
-        """Return what was learnt of the traffic; None where nothing is."""
-        return self.coordinator.policy_stats()
 
     def take_new_block_ids(self) -> list[int]:
         """Drain the ids of blocks taken in this step, for a worker that zeroes them."""
@@ -390,24 +366,6 @@ class KVCacheManager:
     def release_export(self, name: str) -> bool:
         """Let go of an exported prefix; False if there is none of the name."""
         return self.coordinator.exports.release(name)
-
-    def find_import(
-        self,
-        request: Request,
-        num_tokens: int,
-        num_external_tokens: int,
-        next_token: int | None = None,
-    ) -> PrefixBlocks:
-        """Return where a connector shall write the prefix of a request that is about to load.
-
-        Args:
-            request: The request; its blocks are allocated.
-            num_tokens: Tokens of the prefix.
-            num_external_tokens: Of those, tokens that its local hit does not have.
-            next_token: The token that followed where the rows were made, if it is not the
-                request's own.
-        """
-        return self.coordinator.find_import(request, num_tokens, num_external_tokens, next_token)
 
     # ---- queries and statistics --------------------------------------------------------------
 

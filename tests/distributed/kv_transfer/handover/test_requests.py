@@ -17,7 +17,12 @@ UNIT = 16
 
 
 class Manager(SimpleNamespace):
-    """Blocks for whoever asks."""
+    """Blocks for whoever asks, of a manager and of its coordinator."""
+
+    @property
+    def coordinator(self) -> "Manager":
+        """Itself."""
+        return self
 
     def find_import(self, request: Request, num_tokens: int, num_external: int) -> PrefixBlocks:
         """Return a table of no block, from the first token that is not here."""

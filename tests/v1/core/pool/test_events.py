@@ -55,7 +55,7 @@ def test_a_checkpoint_beside_dense_rows_is_a_place_without_tokens() -> None:
     manager = make_manager(v4_config(32, 400), 1024, enable_kv_cache_events=True)
     request = make_request("r", range(130), 32)
     assert manager.allocate_slots(request, 130) is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     stored = [e for e in manager.take_events() if isinstance(e, BlockStored)]
     places = [event for event in stored if event.kv_cache_spec_kind != "mla_attention"]
     assert {(e.block_size, len(e.token_ids), e.parent_block_hash) for e in places} == {(0, 0, None)}
@@ -69,7 +69,7 @@ def test_a_checkpoint_without_dense_rows_names_the_tokens_from_the_one_before() 
     for start, end in ((0, 160), (160, 320), (320, 400)):
         request.num_computed_tokens = start
         assert manager.allocate_slots(request, end - start) is not None
-        manager.commit_step()
+        manager.coordinator.commit_step()
     stored = [e for e in manager.take_events() if isinstance(e, BlockStored)]
     by_parent = {event.parent_block_hash: event for event in stored}
     chain, parent = [], None
@@ -99,7 +99,7 @@ def test_a_stored_event_names_a_salt_by_its_digest_beside_the_first_hash() -> No
     for start in (0, 64):
         request.num_computed_tokens = start
         assert manager.allocate_slots(request, 64) is not None
-        manager.commit_step()
+        manager.coordinator.commit_step()
     stored = [e for e in manager.take_events() if isinstance(e, BlockStored) and e.token_ids]
     salted = [event for event in stored if event.parent_block_hash is None]
     plain = [event for event in stored if event.parent_block_hash is not None]

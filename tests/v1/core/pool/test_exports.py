@@ -24,7 +24,7 @@ def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = 
     found = manager.look_up(request)
     rest = (num_tokens or request.num_tokens) - found.num_tokens
     assert manager.allocate_slots(request, rest, found.num_tokens, found.blocks) is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     manager.take_step_work()
     request.num_computed_tokens = found.num_tokens + rest
 
@@ -42,7 +42,7 @@ def load(manager: KVCacheManager, request: Request, num_tokens: int) -> int:
         delay_cache_blocks=True,
     )
     assert blocks is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     request.num_computed_tokens = num_tokens
     return found.num_tokens
 
@@ -118,7 +118,7 @@ def compute_rest(manager: KVCacheManager, request: Request) -> None:
     manager.new_step_starts()
     rest = request.num_tokens - request.num_computed_tokens
     assert manager.allocate_slots(request, rest) is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     tables = manager.take_step_work().window_tables
     assert request.request_id in tables
     request.num_computed_tokens += rest
@@ -142,7 +142,7 @@ def test_dense_rows_that_are_here_are_not_asked_for() -> None:
     manager.free(first)
     request = make_request("b", range(300), UNIT)
     num_local = load(manager, request, 288)
-    wanted = manager.find_import(request, 288, 288 - num_local)
+    wanted = manager.coordinator.find_import(request, 288, 288 - num_local)
     # All rows of the first prompt's units, wherever its checkpoints are.
     assert wanted.dense_from == 192
     shared = coordinator_of(manager).geometry.dense[0].group_id
@@ -199,10 +199,10 @@ def test_what_is_loaded_belongs_to_one_request_from_first_to_last(when: str) -> 
     coordinator = coordinator_of(manager)
     block = coordinator.requests["a"].windows[-2].blocks[-1]
     if when == "after":
-        assert manager.find_import(request, 288, 288).num_tokens == 288
+        assert manager.coordinator.find_import(request, 288, 288).num_tokens == 288
     manager.block_pool.touch([block])
     checks = {
-        "before": partial(manager.find_import, request, 288, 288),
+        "before": partial(manager.coordinator.find_import, request, 288, 288),
         "after": partial(manager.cache_blocks, request, 288),
     }
     with pytest.raises(InvariantError, match=f"I2 .*block {block.block_id}, into which request a"):

@@ -64,7 +64,7 @@ class Steps:
         self.end(request, num_new)
 
     def end(self, request: Request, num_tokens: int) -> None:
-        self.manager.commit_step()
+        self.manager.coordinator.commit_step()
         work = self.manager.take_step_work()
         self.copies, self.rebuilds = work.copies, work.drafter_rebuilds
         request.advance(num_tokens)
@@ -230,7 +230,7 @@ def test_a_preempted_request_leaves_no_order_behind() -> None:
     found = manager.look_up(parted)
     assert manager.allocate_slots(parted, 3, found.num_tokens, found.blocks)
     manager.free(parted)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     work = manager.take_step_work()
     assert work.drafter_rebuilds == {}
     assert work.copies == []

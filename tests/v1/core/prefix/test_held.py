@@ -67,7 +67,7 @@ def flood(driver: Driver, seed: int = 100) -> None:
 
 
 def held(driver: Driver) -> list[HeldPrefix]:
-    return list(driver.manager.held_prefixes())
+    return list(driver.manager.coordinator.held_prefixes())
 
 
 def test_survives_what_washes_others_away(driver: Driver) -> None:
@@ -118,8 +118,8 @@ def test_the_oldest_gives_way_to_the_cap(driver: Driver) -> None:
 
 def test_forgotten_by_name(driver: Driver) -> None:
     request = serve(driver, tokens_of(1, 1000), FOREVER)
-    assert not driver.manager.forget_prefix("another")
-    assert driver.manager.forget_prefix(request.request_id)
+    assert not driver.manager.coordinator.forget_prefix("another")
+    assert driver.manager.coordinator.forget_prefix(request.request_id)
     assert held(driver) == []
     driver.check()
 

@@ -52,7 +52,7 @@ def test_a_prompt_is_pinned_where_its_chunks_end(unit: int) -> None:
     for start, end in ((0, 1024), (1024, 2048), (2048, 2500)):
         request.num_computed_tokens = start
         assert driver.manager.allocate_slots(request, end - start) is not None
-        driver.manager.commit_step()
+        driver.manager.coordinator.commit_step()
     assert pinned_positions(driver) == [1024, 2048, 2500 // unit * unit]
     driver.manager.check_invariants()
     driver.manager.free(request)

@@ -61,7 +61,7 @@ def run(manager: KVCacheManager, name: str, tokens: list[int], session: str | No
     num_new = request.num_tokens - found.num_tokens
     placed = manager.allocate_slots(request, num_new, found.num_tokens, found.blocks)
     assert placed is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     request.num_computed_tokens = request.num_tokens
     manager.free(request)
     return request
@@ -83,8 +83,8 @@ def test_a_model_of_full_attention_gives_an_ended_session_up_first() -> None:
     session = first.session
     assert session is not None
     # Six blocks of its own and two of its second turn; the rules were another's too.
-    num_ended = manager.end_session(session)
-    assert num_ended == manager.end_session(session) == 8
+    num_ended = manager.coordinator.end_session(session)
+    assert num_ended == manager.coordinator.end_session(session) == 8
     manager.check_invariants()
     spare = pool.tiers[Tier.SPARE].get_all_free_blocks()
     assert len(spare) == num_ended
@@ -106,7 +106,7 @@ def test_a_session_that_goes_on_has_its_rows_back() -> None:
     tokens = [random.Random(1).randrange(1000) for _ in range(5 * UNIT)]
     request = run(manager, "one", tokens, "one")
     assert request.session is not None
-    assert manager.end_session(request.session) == 5
+    assert manager.coordinator.end_session(request.session) == 5
     run(manager, "two", [*tokens, *range(UNIT)], "one")
     assert pool.num_spare_blocks == 0
-    assert manager.end_session(request.session) == 6
+    assert manager.coordinator.end_session(request.session) == 6

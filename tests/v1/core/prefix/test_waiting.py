@@ -54,7 +54,7 @@ def test_the_donor_leaves_a_checkpoint_inside_the_chunk_it_is_at() -> None:
     num_free = manager.block_pool.get_num_free_blocks()
     assert waits(manager, follower)
     assert manager.block_pool.get_num_free_blocks() == num_free
-    manager.commit_step()
+    manager.coordinator.commit_step()
     at_junction = coordinator_of(manager).store.get(follower.block_hashes[480 // UNIT - 1])
     assert at_junction is not None
     assert at_junction.standing is CheckpointStanding.JUNCTION
@@ -69,7 +69,7 @@ def test_a_follower_without_room_has_its_checkpoint_left_too() -> None:
     donor, follower = prompts(shared=500)
     manager = scheduled(donor, donor.num_tokens)
     manager.announce(follower)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     assert manager.look_up(follower).num_tokens == 480
 
 
@@ -85,7 +85,7 @@ def test_an_announcement_is_for_places_inside_the_chunk(shared: int, num_tokens:
 def test_without_a_follower_the_donor_leaves_nothing_there() -> None:
     donor, follower = prompts(shared=500)
     manager = scheduled(donor, donor.num_tokens)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     assert manager.look_up(follower).num_tokens == 0
 
 
@@ -95,11 +95,11 @@ def test_a_later_chunk_leaves_the_checkpoint_too() -> None:
     assert waits(manager, follower)
     pending = coordinator_of(manager).requests["donor"].pending
     assert max(pending.boundaries, default=0) <= 256
-    manager.commit_step()
+    manager.coordinator.commit_step()
     donor.num_computed_tokens = 256
     manager.new_step_starts()
     assert manager.allocate_slots(donor, donor.num_tokens - 256) is not None
-    manager.commit_step()
+    manager.coordinator.commit_step()
     assert manager.look_up(follower).num_tokens == 480
 
 
@@ -115,7 +115,7 @@ def test_a_chunk_leaves_nothing_at_its_start_or_before(start: int) -> None:
     """The lean boundary below where they part, 384, is not this chunk's to leave any more."""
     donor, follower = prompts(shared=500)
     manager = scheduled(donor, start)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     donor.num_computed_tokens = start
     manager.new_step_starts()
     assert manager.allocate_slots(donor, donor.num_tokens - start) is not None
@@ -125,7 +125,7 @@ def test_a_chunk_leaves_nothing_at_its_start_or_before(start: int) -> None:
     found = manager.look_up(follower)._replace(num_tokens=0)
     assert manager.should_wait(follower, found)
     assert set(coordinator.requests["donor"].pending.boundaries) - before == {480}
-    manager.commit_step()
+    manager.coordinator.commit_step()
     donor.num_computed_tokens = donor.num_tokens
     manager.check_invariants({"donor": donor.num_tokens})
 
@@ -138,7 +138,7 @@ def test_without_room_for_it_the_checkpoint_is_left_out() -> None:
     assert waits(manager, follower)
     assert pool.get_num_free_blocks() == 0
     pool.free_blocks(taken)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     assert manager.look_up(follower).num_tokens == 0
     manager.check_invariants()
 
@@ -165,7 +165,7 @@ def test_rows_of_this_very_step_are_waited_for_however_few(shared: int) -> None:
     donor, follower = prompts(shared)
     manager = scheduled(donor, 160)
     assert waits(manager, follower)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     donor.num_computed_tokens = 160
     manager.new_step_starts()
     assert manager.look_up(follower).num_tokens == shared // UNIT * UNIT
@@ -177,13 +177,13 @@ def test_a_small_rest_behind_a_donors_chunk_is_waited_for_too() -> None:
     donor, follower = prompts(shared=340)
     manager = scheduled(donor, 256)
     assert waits(manager, follower)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     donor.num_computed_tokens = 256
     manager.new_step_starts()
     assert manager.look_up(follower).num_tokens == 256
     assert manager.allocate_slots(donor, 256) is not None
     assert waits(manager, follower)
-    manager.commit_step()
+    manager.coordinator.commit_step()
     assert manager.look_up(follower).num_tokens == 320
 
 

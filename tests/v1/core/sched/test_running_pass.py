@@ -39,7 +39,7 @@ def test_fit_chunk_counts_from_the_hit() -> None:
 
 def test_a_manager_may_ask_to_wait_for_budget() -> None:
     scheduler = make_scheduler()
-    scheduler.kv_cache_manager.chunk_end = Mock(return_value=0)  # type: ignore[method-assign]
+    scheduler.kv_cache_manager.coordinator.chunk_end = Mock(return_value=0)  # type: ignore[method-assign]
     request = make_request("0", 500)
     assert fit_chunk(scheduler.kv_cache_manager, busy_step(500), request, 0, 31) == 0
     # Alone, it would wait for ever.
@@ -56,11 +56,11 @@ def test_a_waiting_prefill_holds_admission() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=200)
     scheduler.add_request(make_request("0", 500))
     scheduler.schedule()
-    scheduler.kv_cache_manager.chunk_end = Mock(return_value=0)  # type: ignore[method-assign]
+    scheduler.kv_cache_manager.coordinator.chunk_end = Mock(return_value=0)  # type: ignore[method-assign]
     step = run(scheduler, busy_step(60))
     assert step.holds_admission
     assert step.running == []
-    scheduler.kv_cache_manager.chunk_end = Mock(return_value=32)  # type: ignore[method-assign]
+    scheduler.kv_cache_manager.coordinator.chunk_end = Mock(return_value=32)  # type: ignore[method-assign]
     step = run(scheduler, busy_step(60))
     assert not step.holds_admission
     assert step.num_scheduled_tokens["0"] == 32

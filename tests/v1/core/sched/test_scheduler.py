@@ -507,7 +507,7 @@ def test_a_prompt_that_needs_more_budget_is_not_passed() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=140)
     scheduler.add_request(make_request("short", 4))
     scheduler.schedule()
-    scheduler.kv_cache_manager.chunk_end = Mock(return_value=0)  # type: ignore[method-assign]
+    scheduler.kv_cache_manager.coordinator.chunk_end = Mock(return_value=0)  # type: ignore[method-assign]
     scheduler.add_request(make_request("long", 400))
     scheduler.add_request(make_request("late", 4))
     scheduler.requests["short"].append_output_token_ids(1)

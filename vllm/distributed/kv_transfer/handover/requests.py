@@ -116,7 +116,7 @@ class Taking:
             return
         prefix = self._prefixes[request_id]
         self._stages[request_id] = _Stage.LOADING
-        blocks = self._manager.find_import(request, prefix.num_tokens, num_external)
+        blocks = self._manager.coordinator.find_import(request, prefix.num_tokens, num_external)
         orders.loads.append(LoadOrder(request_id, prefix, blocks))
 
     def end(self, request: Request, orders: HandoverOrders) -> None:

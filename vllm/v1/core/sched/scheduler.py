@@ -209,7 +209,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         assert step.token_budget >= 0
         assert len(self._requests.running) <= self.limits.max_num_seqs
         # All is allocated: from here on later steps may hit what this one computes.
-        manager.commit_step()
+        manager.coordinator.commit_step()
         output = self._make_scheduler_output(step)
         self._update_after_schedule(output)
         self.publish_kv_events()
@@ -410,12 +410,12 @@ class Scheduler(SchedulerNames, SchedulerInterface):
     def held_prefixes(self, forget: str = "") -> tuple[Sequence[HeldPrefix], bool]:
         """Let go of one held prefix, if asked to; return the others, and whether it was there."""
         manager = self.kv_cache_manager
-        forgotten = bool(forget) and manager.forget_prefix(forget)
-        return manager.held_prefixes(), forgotten
+        forgotten = bool(forget) and manager.coordinator.forget_prefix(forget)
+        return manager.coordinator.held_prefixes(), forgotten
 
     def end_session(self, session: int) -> int:
         """Make spare what only a session used; return how many checkpoints, or blocks, that is."""
-        return self.kv_cache_manager.end_session(session)
+        return self.kv_cache_manager.coordinator.end_session(session)
 
     def reset_connector_cache(self) -> bool:
         """Forget the connector's prefixes; True if there is none."""
@@ -441,7 +441,7 @@ class Scheduler(SchedulerNames, SchedulerInterface):
             prefix_cache_stats=local,
             connector_prefix_cache_stats=external,
             spec_decoding_stats=spec_decoding_stats,
-            cache_policy=self.kv_cache_manager.policy_stats(),
+            cache_policy=self.kv_cache_manager.coordinator.policy_stats(),
             kv_cache_eviction_events=[] if collector is None else collector.drain_events(),
             offload=None if self.connector is None else self.connector.hooks.take_stats(),
             pulled=None if self.connector is None else self.connector.hooks.take_pull_stats(),

@@ -267,7 +267,7 @@ def fit_chunk(
         return num_new_tokens  # a decode step
     # Asked from num_computed_tokens on, so that the answer is an absolute position with a hit too.
     base = request.num_computed_tokens
-    end = base + manager.chunk_end(request, start - base + num_new_tokens)
+    end = base + manager.coordinator.chunk_end(request, start - base + num_new_tokens)
     if end > start:
         return min(end - start, num_new_tokens)
     if end == base and step.num_scheduled_tokens:

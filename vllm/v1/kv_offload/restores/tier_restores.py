@@ -201,7 +201,9 @@ class TierRestores:
         """Order the restore of a request whose blocks are allocated."""
         request_id = request.request_id
         found = self._found.pop(request_id)
-        blocks = self._manager.find_import(request, found.position, num_external, found.next_token)
+        blocks = self._manager.coordinator.find_import(
+            request, found.position, num_external, found.next_token
+        )
         self._count_try(request_id)
         self.order(request_id, found, blocks)
 

@@ -184,7 +184,7 @@ class Warming:
             return None
         held = {
             prefix.id: math.inf if prefix.expires_in is None else prefix.expires_in
-            for prefix in self._manager.held_prefixes()
+            for prefix in self._manager.coordinator.held_prefixes()
             if prefix.is_pinned
         }
         # What was let go must not be kept again after a restart.
