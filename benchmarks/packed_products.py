@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 
 import torch
+from gguf import GGMLQuantizationType as Type
 
+from tests.model_executor.model_loader.gguf_files import random_blocks
 from vllm.model_executor.layers.quantization.gguf_blocks import read_blocks
 from vllm.model_executor.layers.quantization.panels import CodedRows, GroupValues, PackedRows
 from vllm.model_executor.layers.quantization.storages import PlainRows
@@ -22,8 +24,6 @@ from vllm.native.structs import Matrix
 from vllm.native.tensors import TensorBinder
 from vllm.v1.attention.layout import CacheLayout
 from vllm.v1.attention.ops.stored import Inputs, RowSource
-
-_BLOCK_BYTES = {"Q4_K": (256, 144), "Q6_K": (256, 210), "Q8_0": (32, 34)}
 
 
 def make_bf16(rows: int, columns: int) -> RowSource:
@@ -47,14 +47,9 @@ def make_int4(group: int, inputs: Inputs = "whole") -> Callable[[int, int], RowS
 
 
 def make_blocks(name: str, inputs: Inputs = "whole") -> Callable[[int, int], RowSource]:
-    size, num_bytes = _BLOCK_BYTES[name]
-
     def make(rows: int, columns: int) -> RowSource:
-        blocks = torch.randint(0, 256, (rows, columns // size, num_bytes), dtype=torch.uint8)
-        one = torch.tensor([1.0], dtype=torch.float16).view(torch.uint8)
-        for at in (208,) if name == "Q6_K" else (0, 2) if name == "Q4_K" else (0,):
-            blocks[..., at : at + 2] = one
-        return PackedRows(read_blocks(name, blocks.flatten(1)), "w", inputs)
+        blocks = random_blocks(Type[name], rows, columns, 0, columns**-0.5)
+        return PackedRows(read_blocks(name, torch.from_numpy(blocks)), "w", inputs)
 
     return make
 
@@ -76,6 +71,9 @@ FORMS: dict[str, Callable[[int, int], RowSource]] = {
     "Q4_K, int16 inputs": make_blocks("Q4_K", "two bytes by group"),
     "Q8_0, int16 inputs": make_blocks("Q8_0", "two bytes by group"),
 }
+for _name in ("Q6_K", "Q4_0", "Q3_K", "Q2_K", "IQ3_XXS", "IQ2_XXS"):
+    FORMS[_name] = make_blocks(_name)
+    FORMS[f"{_name}, int8 inputs"] = make_blocks(_name, "bytes by group")
 
 
 def find_ratio(first: list[float], own: list[float]) -> float:
@@ -92,8 +90,10 @@ def main() -> None:
     parser.add_argument("--matrices", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="wall")
     parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     args = parser.parse_args()
+    read_clock = time.process_time if args.clock == "cpu" else time.perf_counter
     library = load_library()
     if library is None:
         raise SystemExit("the native kernels are not built: make native")
@@ -112,10 +112,10 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in args.forms}
         for _ in range(args.rounds):
             for name in args.forms:
-                start = time.perf_counter()
+                start = read_clock()
                 for matrix in bound[name]:
                     context.matmul(matrix, x, output)
-                times[name].append(time.perf_counter() - start)
+                times[name].append(read_clock() - start)
         first = times[args.forms[0]]
         work = 2e-9 * rows * args.outputs * args.inputs * args.matrices
         cells = [f"{work / min(own):.1f} ({find_ratio(first, own):.2f}x)" for own in times.values()]

@@ -66,14 +66,6 @@ inline int32_t four_of(const int8_t* inputs) {
   return four;
 }
 
-// Whether there are processors that read a stream fastest unasked: AMD's with AVX-512 do, those before them
-// read codes of six bits half as fast then.
-#if defined(__AVX512F__)
-constexpr bool kMayFetchAlone = true;
-#else
-constexpr bool kMayFetchAlone = false;
-#endif
-
 #if defined(__AVX512VNNI__)
 
 constexpr bool kDecodesAll = false;
@@ -98,6 +90,7 @@ VN_INLINE Ints load_ints(const int32_t* p) { return {reinterpret_cast<Int16s>(_m
 VN_INLINE void store_ints(int32_t* p, Ints a) { _mm512_storeu_si512(p, reinterpret_cast<__m512i>(a.v)); }
 VN_INLINE Ints add_scaled(Ints sum, Ints a, Ints scale) { return {sum.v + a.v * scale.v}; }
 VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(a.v))}; }
+VN_INLINE Ints to_ints(Words w) { return {reinterpret_cast<Int16s>(w.v)}; }
 template <int Kind, int Part>
 VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   if constexpr (kIsLow<Kind>) {
@@ -172,6 +165,7 @@ VN_INLINE Ints add_scaled(Ints sum, Ints a, Ints scale) {
   return {_mm512_add_epi32(sum.v, _mm512_mullo_epi32(a.v, scale.v))};
 }
 VN_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+VN_INLINE Ints to_ints(Words w) { return {w.v}; }
 template <int Kind, int Part>
 VN_INLINE ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   const __m512i w = unit.words[0].v;
@@ -246,6 +240,7 @@ VN_INLINE Ints add_scaled(Ints sum, Ints x, Ints scale) {
           _mm256_add_epi32(sum.b, _mm256_mullo_epi32(x.b, scale.b))};
 }
 VN_INLINE Vec to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+VN_INLINE Ints to_ints(Words w) { return {w.a, w.b}; }
 template <int Kind, int Part>
 VN_INLINE __m256i byte_codes_of_half(__m256i w) {
   if constexpr (Kind == VN_CODE_INT8) return w;
@@ -345,6 +340,11 @@ inline Vec to_floats(const Ints& a) {
   for (int i = 0; i < kLanes; ++i) wide.v[i] = static_cast<float>(a.v[i]);
   return wide;
 }
+inline Ints to_ints(const Words& w) {
+  Ints all;
+  std::memcpy(all.v, w.v, sizeof(all.v));
+  return all;
+}
 template <int Kind, int Part>
 inline ByteCodes<Kind> byte_codes(const Unit<Kind>& unit) {
   Words w = unit.words[0];
@@ -400,6 +400,7 @@ struct StoredBytes {
   static constexpr bool kIsDecoded = false;
   static constexpr int kKind = Kind;
   const PanelView& panel;
+  Codebook<Kind> codebook{panel.m.codebook};
 
   static constexpr int32_t lift() { return kLift<Kind>; }
   int64_t units() const { return panel.units; }
@@ -407,7 +408,7 @@ struct StoredBytes {
   // Calls body(part, bytes) for the parts of a unit.
   template <int kOdd = -1, typename Body>
   VN_INLINE void each_part(int64_t at, int vec, Body&& body) const {
-    const Unit<Kind> unit = panel.template unit<Kind, kAsks, kOdd>(at, vec);
+    const Unit<Kind> unit = panel.template unit<Kind, kAsks, kOdd>(codebook, at, vec);
     each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW { body(part, byte_codes<Kind, part>(unit)); });
   }
 };
@@ -604,8 +605,8 @@ template <int Kind>
 constexpr bool kHasSpans = kIsLow<Kind> ? Kind != VN_CODE_INT2 : Kind == VN_CODE_ODD4;
 
 // What a span's whole sums, at its first group, add to those of a row.
-VN_INLINE Vec add_span(Vec sum, Ints all, const float* factors, float input_scale) {
-  return fused(to_floats(all), mul(load(factors), fill(input_scale)), sum);
+VN_INLINE Vec add_span(Vec sum, Ints all, Vec factors, float input_scale) {
+  return fused(to_floats(all), mul(factors, fill(input_scale)), sum);
 }
 
 // Adds groups begin .. end - 1, whole spans, to sums: rows of kPanel.
@@ -651,9 +652,9 @@ VN_APART void dot_span_tile(const ByteInputs& x, int64_t row, const PanelView& p
         const float input_scale = x.scales[(row + r) * x.groups + at];
         float* place = sums + r * kPanel + lane;
         Vec sum = at == 0 ? zero() : load(place);
-        sum = add_span(sum, all[i], whole.factor(at) + lane, input_scale);
+        sum = add_span(sum, all[i], load(whole.factor(at) + lane), input_scale);
         if (panel.m.offsets != nullptr) {
-          sum = add_span(sum, shifts[i], whole.offset_factor(at) + lane, input_scale);
+          sum = add_span(sum, shifts[i], load(whole.offset_factor(at) + lane), input_scale);
         }
         store(place, sum);
       });
@@ -697,16 +698,58 @@ VN_INLINE void dot_group(const Source& source, const int8_t* inputs, int64_t at,
   });
 }
 
-// dot_span_tile of one row, where all groups are whole and as files have them.
+// The kind of scales that files give codes that have spans; those of two bits have offsets beside them.
+template <int Kind>
+constexpr int32_t kFiledScales = has_indexes(Kind)        ? VN_SCALE_IN_CODES
+                                 : Kind == VN_CODE_UINT2 ? VN_SCALE_LOW4
+                                                         : VN_SCALE_INT8;
+template <int Kind>
+constexpr bool kHasFiledOffsets = Kind == VN_CODE_UINT2;
+
+// Whether all groups are whole and as files have them.
+template <int Kind>
+inline bool is_as_filed(const PanelView& panel, int64_t span) {
+  constexpr int kGroup = kGroupUnits<Kind> * kUnitCodes<Kind>;
+  const vn_panels& m = panel.m;
+  if (m.group != kGroup || span % 2 != 0 || panel.cols % (span * kGroup) != 0) return false;
+  const bool has_offsets = m.offsets != nullptr;
+  return m.scale_kind == kFiledScales<Kind> && has_offsets == kHasFiledOffsets<Kind> &&
+         (!has_offsets || m.offset_kind == VN_SCALE_HIGH4);
+}
+
+// Sixteen scales of a group.
+template <int Kind>
+VN_INLINE Ints filed_scales(const PanelView& panel, int64_t g, int64_t lane) {
+  const int64_t at = (panel.index * panel.groups + g) * kPanel + lane;
+  const uint8_t* bytes = static_cast<const uint8_t*>(panel.m.scales) + at;
+  if constexpr (kFiledScales<Kind> == VN_SCALE_IN_CODES) {
+    const uint32_t* lines = static_cast<const uint32_t*>(panel.m.scales);
+    return to_ints(load_odd_numbers(lines + find_line(at, kUnitWords<Kind>)));
+  } else if constexpr (kFiledScales<Kind> == VN_SCALE_LOW4) {
+    return to_ints(load_nibbles<0>(bytes));
+  } else {
+    return to_ints(load_signed_bytes(bytes));
+  }
+}
+VN_INLINE Ints filed_offsets(const PanelView& panel, int64_t g, int64_t lane) {
+  const int64_t at = (panel.index * panel.groups + g) * kPanel + lane;
+  return to_ints(load_nibbles<1>(static_cast<const uint8_t*>(panel.m.offsets) + at));
+}
+
+// sums [64] of one row, of a panel as files have it: scales go from where they lie to their sums.
 template <typename Source>
-VN_APART void dot_spans_alone(const ByteInputs& x, int64_t row, const PanelView& panel,
-                              const Source& source, const WholeScales& whole, int64_t span,
-                              int64_t begin, int64_t end, float* sums) {
+VN_APART void dot_filed_panel(const ByteInputs& x, int64_t row, const PanelView& panel,
+                              const Source& stored, int64_t span, float* sums) {
   constexpr int Kind = Source::kKind, C = kSpanAloneVecs<Kind>;
+  // A copy: what indexes are looked up in then stays in registers.
+  const Source source = stored;
   const int8_t* inputs = x.codes + row * x.stride;
   const int32_t* totals = x.sums + row * x.groups;
-  for (int first = 0; first < kPanelVecs; first += C) {
-    for (int64_t at = begin; at < end; at += span) {
+  for (int64_t at = 0; at < panel.groups; at += span) {
+    panel.fetch_next(panel.m.scales, panel.m.scale_kind, at, span);
+    const float input_scale = x.scales[row * x.groups + at];
+    const int64_t factor_at = (panel.index * panel.factors + at / panel.m.factor_groups) * kPanel;
+    for (int first = 0; first < kPanelVecs; first += C) {
       Ints all[C];
       each<C>([&](auto c) VN_NOW { all[c] = fill_ints(0); });
       for (int64_t g = at; g < at + span; g += 2) {
@@ -715,28 +758,29 @@ VN_APART void dot_spans_alone(const ByteInputs& x, int64_t row, const PanelView&
           each<C>([&](auto c) VN_NOW { chains[c] = fill_ints(-source.lift() * totals[g + odd]); });
           dot_group<Kind, C, odd>(source, inputs, (g + odd) * kGroupUnits<Kind>, first, chains);
           each<C>([&](auto c) VN_NOW {
-            const Ints scale = load_ints(whole.scales(g + odd) + (first + c) * kLanes);
+            const Ints scale = filed_scales<Kind>(panel, g + odd, (first + c) * kLanes);
             all[c] = add_scaled(all[c], chains[c], scale);
           });
         });
       }
-      const float input_scale = x.scales[row * x.groups + at];
       Vec own[C];
       each<C>([&](auto c) VN_NOW {
         const int lane = (first + c) * kLanes;
-        own[c] = at == 0 ? zero() : load(sums + lane);
-        own[c] = add_span(own[c], all[c], whole.factor(at) + lane, input_scale);
+        const Vec halves = load_half(panel.m.scale_factors + factor_at + lane);
+        const Vec factors = mul(halves, fill(panel.m.scale_step));
+        own[c] = add_span(at == 0 ? zero() : load(sums + lane), all[c], factors, input_scale);
       });
-      if (panel.m.offsets != nullptr) {
+      if constexpr (kHasFiledOffsets<Kind>) {
         each<C>([&](auto c) VN_NOW { all[c] = fill_ints(0); });
         for (int64_t g = at; g < at + span; ++g) {
           each<C>([&](auto c) VN_NOW {
-            const Ints offset = load_ints(whole.offsets(g) + (first + c) * kLanes);
+            const Ints offset = filed_offsets(panel, g, (first + c) * kLanes);
             all[c] = add_scaled(all[c], offset, fill_ints(totals[g]));
           });
         }
         each<C>([&](auto c) VN_NOW {
-          own[c] = add_span(own[c], all[c], whole.offset_factor(at) + (first + c) * kLanes, input_scale);
+          const Vec factors = load_half(panel.m.offset_factors + factor_at + (first + c) * kLanes);
+          own[c] = add_span(own[c], all[c], factors, input_scale);
         });
       }
       each<C>([&](auto c) VN_NOW { store(sums + (first + c) * kLanes, own[c]); });
@@ -781,12 +825,6 @@ struct PanelScales<true> {
   template <int R, typename Source>
   void dot(const ByteInputs& x, int64_t row, const PanelView& panel, const Source& source,
            int64_t span, int64_t begin, int64_t end, float* sums) const {
-    if constexpr (R == 1 && !Source::kIsDecoded) {
-      constexpr int kGroup = kGroupUnits<Source::kKind> * kUnitCodes<Source::kKind>;
-      if (panel.m.group == kGroup && span % 2 == 0 && panel.cols % (span * kGroup) == 0) {
-        return dot_spans_alone(x, row, panel, source, whole, span, begin, end, sums);
-      }
-    }
     dot_span_tile<R>(x, row, panel, source, whole, span, begin, end, sums);
   }
 };
@@ -806,6 +844,17 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
   // cache.
   const bool decodes = kIsLow<Kind> ? kDecodesAll || rows > kAloneRows<Kind>
                                     : kUnitCodes<Kind> > 4 && rows > kByteRows && panel.m.group <= kChain;
+  if constexpr (kSpans && !kDecodesAll) {
+    if (!decodes && (kIsLow<Kind> || rows == 1) && is_as_filed<Kind>(panel, span)) {
+      for (int64_t r = 0; r < rows; ++r) {
+        run_alone<Kind>(x, panel, r, [&](auto, int64_t, const auto& source) VN_NOW {
+          dot_filed_panel(x, row + r, panel, source, span, sums.data());
+        });
+        std::memcpy(part.out + r * part.stride, sums.data() + part.start, sizeof(float) * part.count);
+      }
+      return;
+    }
+  }
   if (decodes) codes.resize(std::max<int64_t>(kChain, step * panel.m.group) / 4 * kPanelVecs);
   for (int64_t begin = 0; begin < panel.groups; begin += step) {
     const int64_t end = std::min(panel.groups, begin + step);

@@ -69,13 +69,13 @@ VN_INLINE void close_span(const int32_t* all, const WholeScales& whole, int64_t 
   each<kPanelVecs>([&](auto c) VN_NOW {
     constexpr int at = c * kLanes;
     Vec sum = first == 0 ? zero() : load(sums + at);
-    sum = add_span(sum, load_ints(all + at), whole.factor(first) + at, input_scale);
+    sum = add_span(sum, load_ints(all + at), load(whole.factor(first) + at), input_scale);
     if (has_offsets) {
       Ints shift = fill_ints(0);
       for (int64_t g = first; g < end; ++g) {
         shift = add_scaled(shift, load_ints(whole.offsets(g) + at), fill_ints(totals[g]));
       }
-      sum = add_span(sum, shift, whole.offset_factor(first) + at, input_scale);
+      sum = add_span(sum, shift, load(whole.offset_factor(first) + at), input_scale);
     }
     store(sums + at, sum);
   });

@@ -142,6 +142,8 @@ def _list_jobs() -> list[tuple[str, list[str]]]:
     for name, flags in _BYTE_BUILDS.items():
         names = [f"-DVN_BUILD={name}", f"-DVN_DOT_BYTE_PANEL=dot_byte_panel_{name}"]
         jobs.append(("bytes_vnni.cpp", [*(flags if is_x86() else []), *names]))
+    if is_x86():
+        jobs.append(("panels.cpp", [*_BYTE_BUILDS["vbmi"], "-DVN_BUILD=vbmi"]))
     return jobs
 
 

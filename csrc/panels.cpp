@@ -1,4 +1,5 @@
-// Products of packed codes with inputs as they are: see panels.h.
+// Products of packed codes with inputs as they are: see panels.h. Compiled once more, as `vbmi`, for codes
+// with indexes alone.
 #include <algorithm>
 #include <cstring>
 
@@ -32,22 +33,27 @@ VN_INLINE void close_chain(const Vec* chain, bool is_first, int first, float* su
   });
 }
 
+// Vectors whose codes are decoded side by side. With one row each has one chain, of which every step waits
+// for the one before it: there they are as many as registers hold.
+template <int R, int C>
+constexpr int kBesideVecs = R == 1 && kPanelTileVecs == C ? C : C % 2 == 0 ? 2 : 1;
+
 // One chain of sums[r] = x[r] . the outputs of C vectors, decoded in registers: for as many rows as
 // one tile has.
-template <int Kind, bool kHasOffset, int R, int C>
+template <int Kind, bool kHasOffset, int R, int C, CodeFetch kAsks>
 inline void dot_coded(const float* const* x, const PanelView& panel, const WidenedScales& widened,
                       int64_t begin, int64_t end, int first, float* sums) {
   constexpr int kCodes = kUnitCodes<Kind>;
   const int64_t group_units = panel.m.group / kCodes;
+  const Codebook<Kind> codebook(panel.m.codebook);
   Vec chain[R * C], scales[C], offsets[C];
   each<R * C>([&](auto i) VN_NOW { chain[i] = zero(); });
-  int64_t at = begin / kCodes, until = at;
+  int64_t at = begin / kCodes, until = at, g = at / group_units;
   const int64_t last = ceil_div(end, kCodes);
   for (; at < last; ++at) {
     if (at == until) {
-      const int64_t g = at / group_units;
       load_group<kHasOffset, C>(widened, g, first, scales, offsets);
-      until = (g + 1) * group_units;
+      until = ++g * group_units;
     }
     const float* inputs[R];
     float padded[R][kCodes];
@@ -61,19 +67,22 @@ inline void dot_coded(const float* const* x, const PanelView& panel, const Widen
         inputs[r] = padded[r];
       });
     }
-    constexpr int kBeside = C % 2 == 0 ? 2 : 1;
-    each<C / kBeside>([&](auto pair) VN_NOW {
-      UnitValues<Kind> values[kBeside];
+    constexpr int kBeside = kBesideVecs<R, C>, kRun = kRunCodes<Kind>;
+    each<C / kBeside>([&](auto part) VN_NOW {
+      Unit<Kind> units[kBeside];
       each<kBeside>([&](auto i) VN_NOW {
-        values[i] = UnitValues<Kind>(
-            panel.template unit<Kind, kFetchNext>(at, first + pair * kBeside + i));
+        units[i] = panel.template unit<Kind, kAsks>(codebook, at, first + part * kBeside + i);
       });
-      each<kCodes>([&](auto j) VN_NOW {
-        each<kBeside>([&](auto i) VN_NOW {
-          constexpr int c = pair * kBeside + i;
-          const Vec weight = weight_of<kHasOffset>(values[i].template of<j>(), scales[c], offsets[c]);
-          each<R>([&](auto r) VN_NOW {
-            chain[r * C + c] = fma(fill(inputs[r][j]), weight, chain[r * C + c]);
+      each<kCodes / kRun>([&](auto run) VN_NOW {
+        RunValues<Kind> values[kBeside];
+        each<kBeside>([&](auto i) VN_NOW { values[i].template read<run>(units[i]); });
+        each<kRun>([&](auto j) VN_NOW {
+          each<kBeside>([&](auto i) VN_NOW {
+            constexpr int c = part * kBeside + i;
+            const Vec weight = weight_of<kHasOffset>(values[i].template of<j>(), scales[c], offsets[c]);
+            each<R>([&](auto r) VN_NOW {
+              chain[r * C + c] = fma(fill(inputs[r][run * kRun + j]), weight, chain[r * C + c]);
+            });
           });
         });
       });
@@ -86,8 +95,9 @@ inline void dot_coded(const float* const* x, const PanelView& panel, const Widen
 template <int Kind, bool kHasOffset, int C>
 inline void decode_panel(const PanelView& panel, const WidenedScales& widened, int first,
                          int64_t begin, int64_t end, float* out) {
-  constexpr int kCodes = kUnitCodes<Kind>;
+  constexpr int kCodes = kUnitCodes<Kind>, kRun = kRunCodes<Kind>;
   const int64_t group_units = panel.m.group / kCodes;
+  const Codebook<Kind> codebook(panel.m.codebook);
   Vec scales[C], offsets[C];
   int64_t until = -1;
   for (int64_t at = begin / kCodes; at * kCodes < end; ++at) {
@@ -97,11 +107,15 @@ inline void decode_panel(const PanelView& panel, const WidenedScales& widened, i
       until = (g + 1) * group_units;
     }
     for (int c = 0; c < C; ++c) {
-      const Unit<Kind> unit = panel.template unit<Kind, kFetchNext>(at, first + c);
-      const UnitValues<Kind> values(unit);
-      each<kCodes>([&](auto j) VN_NOW {
-        store(out + ((at * kCodes + j - begin) * C + c) * kLanes,
-              weight_of<kHasOffset>(values.template of<j>(), scales[c], offsets[c]));
+      const Unit<Kind> unit = panel.template unit<Kind, kFetchNext>(codebook, at, first + c);
+      each<kCodes / kRun>([&](auto run) VN_NOW {
+        RunValues<Kind> values;
+        values.template read<run>(unit);
+        each<kRun>([&](auto j) VN_NOW {
+          const int64_t input = at * kCodes + run * kRun + j - begin;
+          store(out + (input * C + c) * kLanes,
+                weight_of<kHasOffset>(values.template of<j>(), scales[c], offsets[c]));
+        });
       });
     }
   }
@@ -143,7 +157,8 @@ inline void dot_decoded(const float* const* x, int64_t rows, const PanelView& pa
 
 // sums [rows, 64] = x . all outputs of a panel; at most kPanelRows rows.
 template <int Kind, bool kHasOffset>
-inline void dot_panel(const float* const* x, int64_t rows, const PanelView& panel, float* sums) {
+inline void dot_panel(const float* const* x, int64_t rows, const PanelView& panel, const Units& units,
+                      float* sums) {
   thread_local WidenedScales widened;
   for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
     const int64_t end = std::min(panel.cols, begin + kChain);
@@ -153,7 +168,13 @@ inline void dot_panel(const float* const* x, int64_t rows, const PanelView& pane
                         : kFewVecs / 2 > 0 && height == 2 ? kFewVecs / 2
                                                            : kPanelTileVecs;
       for (int first = 0; first < kPanelVecs; first += C) {
-        dot_coded<Kind, kHasOffset, height, C>(x, panel, widened, begin, end, first, sums);
+        if constexpr (kMayFetchAlone && height == 1) {
+          if (units.fetches_alone) {
+            dot_coded<Kind, kHasOffset, height, C, kFetchNone>(x, panel, widened, begin, end, first, sums);
+            continue;
+          }
+        }
+        dot_coded<Kind, kHasOffset, height, C, kFetchNext>(x, panel, widened, begin, end, first, sums);
       }
     };
     // What takes many steps to decode is decoded once for several rows.
@@ -178,6 +199,11 @@ inline void with_panel_kind(const vn_panels& m, Body&& body) {
   const auto always = [&](auto kind) { body(kind, std::true_type{}); };
   const auto never = [&](auto kind) { body(kind, std::false_type{}); };
   switch (m.code_kind) {
+    case VN_CODE_IQ2_XXS:
+      return never(std::integral_constant<int, VN_CODE_IQ2_XXS>{});
+    case VN_CODE_IQ3_XXS:
+      return never(std::integral_constant<int, VN_CODE_IQ3_XXS>{});
+#if !defined(__AVX512VBMI__)
     case VN_CODE_INT4:
       return either(std::integral_constant<int, VN_CODE_INT4>{});
     case VN_CODE_UINT4:
@@ -204,19 +230,21 @@ inline void with_panel_kind(const vn_panels& m, Body&& body) {
       return never(std::integral_constant<int, VN_CODE_IQ1>{});
     case VN_CODE_IQ2:
       return never(std::integral_constant<int, VN_CODE_IQ2>{});
-    case VN_CODE_IQ2_XXS:
-      return never(std::integral_constant<int, VN_CODE_IQ2_XXS>{});
-    case VN_CODE_IQ3_XXS:
-      return never(std::integral_constant<int, VN_CODE_IQ3_XXS>{});
     default:
       return either(std::integral_constant<int, VN_CODE_INT8>{});
+#endif
   }
 }
 
 // Products with outputs row .. row + count - 1 of a packed matrix; y[r][first + i] is output row + i.
 void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
-                       int64_t count, float* const* y, int64_t first) {
+                       int64_t count, float* const* y, int64_t first, const Units& units) {
   const vn_panels& own = *static_cast<const vn_panels*>(m.data);
+#if defined(__AVX512F__) && !defined(__AVX512VBMI__)
+  if (units.byte_tables && has_indexes(own.code_kind)) {
+    return vbmi::dot_panels(x, rows, m, row, count, y, first, units);
+  }
+#endif
   thread_local Floats sums, gathered;
   sums.resize(kPanelRows * kPanel);
   const float* inputs[kPanelRows];
@@ -233,7 +261,7 @@ void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t
     for (int64_t at = row; at < row + count;) {
       const int64_t panel = at / kPanel, start = at - panel * kPanel;
       const int64_t size = std::min(kPanel - start, row + count - at);
-      dot_panel<kind, has_offset>(inputs, rows, PanelView(m, panel), sums.data());
+      dot_panel<kind, has_offset>(inputs, rows, PanelView(m, panel), units, sums.data());
       for (int64_t r = 0; r < rows; ++r) {
         std::memcpy(y[r] + first + at - row, sums.data() + r * kPanel + start, sizeof(float) * size);
       }

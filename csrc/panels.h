@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "aligned.h"
+#include "thread_pool.h"
 #include "units.h"
 #include "vec.h"
 #include "vllm_native.h"
@@ -32,6 +33,13 @@ constexpr int64_t kPanelRows = 96;
 // multiplied next, or what comes long after that, into the second-level cache. Then pages begin unasked.
 enum CodeFetch { kFetchNone, kFetchNext, kFetchLater };
 constexpr int64_t kNextWords = 1024, kLaterWords = 4096;
+// Whether there are processors that read a stream fastest unasked: AMD's with AVX-512 do, those before them
+// read codes of six bits half as fast then.
+#if defined(__AVX512F__)
+constexpr bool kMayFetchAlone = true;
+#else
+constexpr bool kMayFetchAlone = false;
+#endif
 
 // Where the word that holds a scale lies, of those in codes.
 VN_INLINE int64_t find_line(int64_t at, int64_t unit_words) {
@@ -96,7 +104,7 @@ struct PanelView {
   }
   // kOdd: of those that share a word, which of both, where that is known.
   template <int Kind, CodeFetch kAsks, int kOdd = -1>
-  VN_INLINE Unit<Kind> unit(int64_t at, int vec) const {
+  VN_INLINE Unit<Kind> unit(const Codebook<Kind>& codebook, int64_t at, int vec) const {
     Words stored[kUnitWords<Kind>];
     if constexpr (unit_shape(Kind).shares_word && kOdd >= 0) {
       const int64_t first = static_cast<int64_t>(static_cast<uint64_t>(at) / 2 * 3);
@@ -111,16 +119,15 @@ struct PanelView {
         stored[w] = line<kAsks>(at * kUnitWords<Kind> + w, vec);
       });
     }
-    return make_unit<Kind>(stored, m.codebook);
+    return make_unit<Kind>(stored, codebook);
   }
   // Widens the scales, and what is added to weights, of some groups: out [count, 64].
   void widen_scales(int64_t g, int64_t count, float* out) const {
     const int64_t unit_words = unit_shape(m.code_kind).words;
     with_scales(m.scale_kind, m.scales, steps(), unit_words, [&](auto read) VN_NOW {
-      each_sixteen(g, count, [&](int64_t i, int64_t at, int64_t factor_at) VN_NOW {
+      each_sixteen(m.scale_factors, g, count, [&](int64_t i, int64_t at, Vec factor) VN_NOW {
         const Vec own = mul(read(at), fill(m.scale_step));
-        const bool is_whole = m.scale_factors == nullptr;
-        store(out + i, is_whole ? own : mul(own, load_half(m.scale_factors + factor_at)));
+        store(out + i, m.scale_factors == nullptr ? own : mul(own, factor));
       });
     });
   }
@@ -133,10 +140,10 @@ struct PanelView {
   }
   void widen_offsets(int64_t g, int64_t count, const float* scales, float* out) const {
     with_scales(m.offset_kind, m.offsets, nullptr, 1, [&](auto read) VN_NOW {
-      each_sixteen(g, count, [&](int64_t i, int64_t at, int64_t factor_at) VN_NOW {
+      each_sixteen(m.offset_factors, g, count, [&](int64_t i, int64_t at, Vec factor) VN_NOW {
         const Vec own = read(at);
         if (m.offset_factors != nullptr) {
-          store(out + i, mul(own, load_half(m.offset_factors + factor_at)));
+          store(out + i, mul(own, factor));
         } else {
           // Zero points: (code - zero) * scale.
           const bool is_zero = m.offset_kind == VN_SCALE_INT8;
@@ -173,22 +180,22 @@ struct PanelView {
   const float* steps() const {
     return m.scale_steps == nullptr ? nullptr : m.scale_steps + index * kSteps;
   }
-  // Calls body with the places of sixteen scales: among those of the groups, of all, and of factors.
+  // Calls body with the places of sixteen scales, among those of the groups and of all, and their factors
+  // if there are any: what takes longest to widen, so that each is widened once.
   template <typename Body>
-  VN_INLINE void each_sixteen(int64_t g, int64_t count, Body&& body) const {
-    // Counted: a division takes as long as all else that is done for a group.
-    int64_t factor = g / m.factor_groups, left = (factor + 1) * m.factor_groups - g;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t at = (index * groups + g + i) * kPanel;
-      const int64_t factor_at = (index * factors + factor) * kPanel;
+  VN_INLINE void each_sixteen(const uint16_t* own, int64_t g, int64_t count, Body&& body) const {
+    for (int64_t begin = 0; begin < count;) {
+      const int64_t factor = own == nullptr ? 0 : (g + begin) / m.factor_groups;
+      const int64_t end = own == nullptr ? count : std::min(count, (factor + 1) * m.factor_groups - g);
       each<kPanelVecs>([&](auto vec) VN_NOW {
         constexpr int lane = vec * kLanes;
-        body(i * kPanel + lane, at + lane, factor_at + lane);
+        const int64_t factor_at = (index * factors + factor) * kPanel + lane;
+        const Vec wide = own == nullptr ? zero() : load_half(own + factor_at);
+        for (int64_t i = begin; i < end; ++i) {
+          body(i * kPanel + lane, (index * groups + g + i) * kPanel + lane, wide);
+        }
       });
-      if (--left == 0) {
-        ++factor;
-        left = m.factor_groups;
-      }
+      begin = end;
     }
   }
 };
@@ -253,10 +260,19 @@ class WholeScales {
 // Products with outputs row .. row + count - 1 of a packed matrix, at most kPanelRows rows;
 // y[r][first + i] is output row + i.
 void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row, int64_t count,
-                float* const* y, int64_t first);
+                float* const* y, int64_t first, const Units& units);
 
 // Widens the inputs of one output.
 void decode_panel_row(const vn_matrix& m, int64_t index, float* out);
 
 }  // namespace VN_BUILD
+
+#if defined(__AVX512F__)
+// The same of codes with indexes, by processors that look up bytes in a table of 128 at once: Units.
+namespace vbmi {
+void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row, int64_t count,
+                float* const* y, int64_t first, const Units& units);
+}  // namespace vbmi
+#endif
+
 }  // namespace vn

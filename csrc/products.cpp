@@ -314,9 +314,9 @@ inline void dot_many(const float* const* x, int64_t rows, const vn_matrix& m, in
 
 // Products with rows row .. row + count - 1 of a matrix that is no VN_PARTS.
 inline void dot_leaf(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row,
-                     int64_t count, float* const* y, int64_t first) {
+                     int64_t count, float* const* y, int64_t first, const Units& units) {
   if (m.kind == VN_PANELS) {
-    dot_panels(x, rows, m, row, count, y, first);
+    dot_panels(x, rows, m, row, count, y, first, units);
   } else if (rows > kMostRows || !has_whole_steps(m)) {
     dot_many(x, rows, m, row, count, y, first);
   } else if (m.kind == VN_F32) {
@@ -365,8 +365,8 @@ struct Prepared {
   }
 };
 
-inline void multiply_part(const Product& p, Prepared prepared, int64_t row, int64_t rows,
-                          int64_t column, int64_t columns) {
+inline void multiply_part(const Product& p, Prepared prepared, const Units& units, int64_t row,
+                          int64_t rows, int64_t column, int64_t columns) {
   const float* x[kMostBlockRows];
   float* y[kMostBlockRows];
   for (int64_t r = 0; r < rows; ++r) {
@@ -381,7 +381,7 @@ inline void multiply_part(const Product& p, Prepared prepared, int64_t row, int6
     const int64_t count = std::min(columns - c, m.rows - found.row);
     const InputForm form = input_form(m);
     if (form == kAsTheyAre) {
-      dot_leaf(x, rows, m, found.row, count, y, column + c);
+      dot_leaf(x, rows, m, found.row, count, y, column + c, units);
     } else if (form == kToBytes) {
       dot_bytes_by_panels(prepared.find(m).bytes, row, rows, m, found.row, count, y, p.y_stride,
                           column + c);
@@ -580,15 +580,16 @@ void multiply_all(ThreadPool& pool, const Product* products, size_t count) {
   }
   const Cut* all = cuts.data();
   const Rounding* rounded = &rounding;
-  auto run = [products, all, rounded, count](int64_t chunk) {
+  const Units units = pool.units();
+  auto run = [products, all, rounded, count, units](int64_t chunk) {
     size_t i = count - 1;
     while (all[i].first_chunk > chunk) --i;
     const Product& p = products[i];
     const int64_t index = chunk - all[i].first_chunk;
     const int64_t row = index / all[i].column_blocks * all[i].block_rows;
     const int64_t column = index % all[i].column_blocks * all[i].columns;
-    multiply_part(p, rounded->inputs(i), row, std::min(all[i].block_rows, p.num_rows - row), column,
-                  std::min(all[i].columns, p.num_columns - column));
+    multiply_part(p, rounded->inputs(i), units, row, std::min(all[i].block_rows, p.num_rows - row),
+                  column, std::min(all[i].columns, p.num_columns - column));
   };
   if (is_short(pool, work)) {
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) run(chunk);

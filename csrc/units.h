@@ -14,6 +14,8 @@
 // none is negative: `four_codes`. What a build has of its own are the few steps that this takes.
 #pragma once
 
+#include <type_traits>
+
 #include "vec.h"
 
 namespace vn {
@@ -187,15 +189,7 @@ VN_INLINE __m512i wide_table(const uint8_t* bytes) {
 VN_INLINE Words looked_up(const ByteTable& table, Words numbers) {
   return {_mm512_shuffle_epi8(wide_table(table.bytes), numbers.v)};
 }
-#if defined(__AVX512VBMI__)
-VN_INLINE Words looked_up(const uint8_t* table, Words indexes) {
-  const __m512i low = _mm512_permutex2var_epi8(_mm512_loadu_si512(table), indexes.v,
-                                               _mm512_loadu_si512(table + 64));
-  const __m512i high = _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), indexes.v,
-                                                _mm512_loadu_si512(table + 192));
-  return {_mm512_mask_blend_epi8(_mm512_movepi8_mask(indexes.v), low, high)};
-}
-#else
+#if !defined(__AVX512VBMI__)
 // Bytes of a table of 256, by bytes: the low four bits find one in each sixteenth, the others which.
 VN_INLINE Words looked_up(const uint8_t* table, Words indexes) {
   const __m512i low = _mm512_and_si512(indexes.v, _mm512_set1_epi8(15));
@@ -356,19 +350,147 @@ VN_INLINE Words load_odd_numbers(const uint32_t* p) {
 
 // ---- units -------------------------------------------------------------------------------------
 
-// A unit of codes of sixteen outputs: its words, of the kinds with indexes what stands for these: numbers
-// of codes' values in a table, two to a byte. IQ2_XXS: of codes 0 and 2 of each index's eight, of 1 and 3,
-// of 4 and 6, of 5 and 7: three bits each, of which the third is a sign. IQ3_XXS: of codes 0 and 1 of each
-// even index's four, of 2 and 3; the same of odd ones: four bits each.
-template <int Kind>
-constexpr int kHeldWords = Kind == VN_CODE_IQ2_XXS || Kind == VN_CODE_IQ3_XXS ? 4 : kUnitWords<Kind>;
+constexpr bool has_indexes(int32_t kind) {
+  return kind == VN_CODE_IQ2_XXS || kind == VN_CODE_IQ3_XXS;
+}
+#if defined(__AVX512VBMI__)
+constexpr int kIndexedWords = 6;
+#else
+constexpr int kIndexedWords = 4;
+#endif
+
+// A unit of codes of sixteen outputs: its words, of the kinds with indexes what stands for these.
 template <int Kind>
 struct Unit {
-  Words words[kHeldWords<Kind>];
+  Words words[has_indexes(Kind) ? kIndexedWords : kUnitWords<Kind>];
 };
 
-// The signs of those four words, of a word that has seven bits of each run of eight codes: the eighth makes
-// the number of minus signs even.
+#if defined(__AVX512VBMI__)
+
+// A look-up reads six bits of a byte, and finds the same whatever stands in those that do not count: so
+// each of two codes of a byte is found where it is, in a table of its own.
+//
+// IQ2_XXS: words of codes 0 and 1 of each index's eight, of 2 and 3, of 4 and 5, of 6 and 7. Bits of a byte:
+//   first, third     0-1 and 2-3 the digits of both codes, 4 and 5 their signs
+//   second, fourth   2-3 and 4-5; 0 and 1
+// IQ3_XXS: words of codes 0 and 1 of each even index's four, of 2 and 3; the same of odd ones: digits, bits
+// 0-2 and 3-5. Behind them two of signs, from which one is put beside a digit, over the other's bits.
+template <int Size>
+struct ByteTables {
+  alignas(64) uint8_t bytes[Size];
+};
+// Of bytes whose bits from kDigit on are a digit and kSign its sign: lifted values.
+template <int Kind, int kDigit, int kSign>
+constexpr ByteTables<64> make_value_table() {
+  constexpr int kBits = Kind == VN_CODE_IQ3_XXS ? 3 : 2;
+  constexpr ByteTable kLifted = make_lifted_table<Kind>();
+  ByteTables<64> table = {};
+  for (int i = 0; i < 64; ++i) {
+    table.bytes[i] = kLifted.bytes[(i >> kDigit & ((1 << kBits) - 1)) | (i >> kSign & 1) << kBits];
+  }
+  return table;
+}
+// The bits of a byte in which the signs of eight codes are.
+template <int Kind>
+constexpr int sign_place(int code) {
+  constexpr int kOfIq2[8] = {4, 5, 0, 1, 6, 7, 2, 3}, kOfIq3[8] = {3, 0, 4, 1, 5, 2, 7, 6};
+  return Kind == VN_CODE_IQ3_XXS ? kOfIq3[code] : kOfIq2[code];
+}
+// Of seven signs all eight, of which an even number is set.
+template <int Kind>
+constexpr ByteTables<128> make_signs() {
+  ByteTables<128> table = {};
+  for (int i = 0; i < 128; ++i) {
+    const int signs = i | parity(i ^ i >> 4) << 7;
+    for (int k = 0; k < 8; ++k) {
+      table.bytes[i] |= static_cast<uint8_t>((signs >> k & 1) << sign_place<Kind>(k));
+    }
+  }
+  return table;
+}
+
+// In each byte kBits of one, the others of another.
+template <uint8_t kBits>
+VN_INLINE __m512i joined_bits(__m512i own, __m512i others) {
+  return _mm512_ternarylogic_epi32(own, others, _mm512_set1_epi8(static_cast<char>(kBits)), 0xe4);
+}
+
+// What indexes and signs are looked up in, in registers: two tables of 256 bytes, and one of 128.
+template <int Kind>
+struct IndexTables {
+  __m512i digits[8], signs[2];
+
+  VN_INLINE explicit IndexTables(const uint8_t* tables) {
+    static constexpr ByteTables<128> kSigns = make_signs<Kind>();
+    each<8>([&](auto i) VN_NOW {
+      digits[i] = _mm512_loadu_si512(tables + 64 * i);
+      if constexpr (Kind == VN_CODE_IQ3_XXS) {
+        // From four bits apart to three.
+        digits[i] = joined_bits<7>(digits[i], _mm512_srli_epi16(digits[i], 1));
+      }
+    });
+    each<2>([&](auto i) VN_NOW { signs[i] = _mm512_load_si512(kSigns.bytes + 64 * i); });
+  }
+  template <int Table>
+  VN_INLINE __m512i find_digits(__m512i indexes) const {
+    const __m512i* own = digits + 4 * Table;
+    const __m512i low = _mm512_permutex2var_epi8(own[0], indexes, own[1]);
+    const __m512i high = _mm512_permutex2var_epi8(own[2], indexes, own[3]);
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(indexes), low, high);
+  }
+  VN_INLINE __m512i find_signs(__m512i word) const {
+    const __m512i sevens = _mm512_set1_epi64(0x352e2720150e0700);
+    return _mm512_permutex2var_epi8(signs[0], _mm512_multishift_epi64_epi8(sevens, word), signs[1]);
+  }
+};
+
+template <int Kind>
+VN_INLINE Unit<Kind> find_indexed(const Words* stored, const IndexTables<Kind>& codebook) {
+  Unit<Kind> unit;
+  const __m512i signs = codebook.find_signs(stored[kUnitWords<Kind> - 1].v);
+  if constexpr (Kind == VN_CODE_IQ2_XXS) {
+    each<2>([&](auto i) VN_NOW {
+      const __m512i digits = codebook.template find_digits<i>(stored[0].v);
+      const __m512i own = i == 0 ? signs : _mm512_srli_epi32(signs, 2);
+      const __m512i moved = _mm512_srli_epi32(digits, 2);
+      unit.words[2 * i] = {joined_bits<0x0f>(digits, own)};
+      unit.words[2 * i + 1] = {joined_bits<0x3c>(moved, own)};
+    });
+  } else {
+    each<4>([&](auto i) VN_NOW {
+      unit.words[i] = {codebook.template find_digits<i % 2>(stored[i / 2].v)};
+    });
+    unit.words[4] = {signs};
+    unit.words[5] = {_mm512_srli_epi32(signs, 4)};
+  }
+  return unit;
+}
+
+template <int Kind, int Part>
+VN_INLINE Words indexed_codes(const Unit<Kind>& unit) {
+  __m512i numbers = unit.words[Part / 2].v;
+  constexpr bool kIsWide = Kind == VN_CODE_IQ3_XXS;
+  constexpr int kDigit = kIsWide ? Part % 2 * 3 : Part % 4 / 2 * 2 + Part % 2 * 2;
+  constexpr int kMoved = kIsWide ? (Part < 6 ? 0 : 4) : (Part < 4 ? 0 : 2);
+  if constexpr (kIsWide) {
+    constexpr uint8_t kBits = Part % 2 == 0 ? 0x07 : 0x38;
+    numbers = joined_bits<kBits>(numbers, unit.words[kMoved == 0 ? 4 : 5].v);
+  }
+  static constexpr auto kTable = make_value_table<Kind, kDigit, sign_place<Kind>(Part) - kMoved>();
+  return {_mm512_permutexvar_epi8(numbers, _mm512_load_si512(kTable.bytes))};
+}
+
+#else
+
+// What indexes are looked up in: two tables of 256 bytes.
+template <int Kind>
+struct IndexTables {
+  const uint8_t* tables;
+  explicit IndexTables(const uint8_t* own) : tables(own) {}
+};
+
+// The signs of the four words below, of a word that has seven bits of each run of eight codes: the eighth
+// makes the number of minus signs even.
 template <int Kind>
 VN_INLINE void spread_signs(Words w, Words* signs) {
   constexpr bool kIsWide = Kind == VN_CODE_IQ3_XXS;
@@ -386,40 +508,66 @@ VN_INLINE void spread_signs(Words w, Words* signs) {
   });
 }
 
-// A unit of the words as they are stored; of indexes what they stand for in the codebook: two tables of
-// 256 bytes.
+// Numbers of codes' values in a table, two to a byte. IQ2_XXS: of codes 0 and 2 of each index's eight, of 1
+// and 3, of 4 and 6, of 5 and 7: three bits each, of which the third is a sign. IQ3_XXS: of codes 0 and 1 of
+// each even index's four, of 2 and 3; the same of odd ones: four bits each.
 template <int Kind>
-VN_INLINE Unit<Kind> make_unit(const Words* stored, const uint8_t* codebook) {
+VN_INLINE Unit<Kind> find_indexed(const Words* stored, const IndexTables<Kind>& codebook) {
   Unit<Kind> unit;
   if constexpr (Kind == VN_CODE_IQ2_XXS) {
     Words signs[4];
     spread_signs<Kind>(stored[1], signs);
     each<2>([&](auto i) VN_NOW {
-      const Words digits = looked_up(codebook + 256 * i, stored[0]);
+      const Words digits = looked_up(codebook.tables + 256 * i, stored[0]);
       unit.words[2 * i] = joined(masked(digits, 0x33333333u), signs[2 * i]);
       unit.words[2 * i + 1] = joined(masked(shifted<2>(digits), 0x33333333u), signs[2 * i + 1]);
     });
-  } else if constexpr (Kind == VN_CODE_IQ3_XXS) {
+  } else {
     spread_signs<Kind>(stored[2], unit.words);
     each<4>([&](auto i) VN_NOW {
-      unit.words[i] = joined(unit.words[i], looked_up(codebook + 256 * (i % 2), stored[i / 2]));
+      unit.words[i] = joined(unit.words[i], looked_up(codebook.tables + 256 * (i % 2), stored[i / 2]));
     });
-  } else {
-    each<kUnitWords<Kind>>([&](auto i) VN_NOW { unit.words[i] = stored[i]; });
   }
   return unit;
+}
+
+template <int Kind, int Part>
+VN_INLINE Words indexed_codes(const Unit<Kind>& unit) {
+  static constexpr ByteTable kTable = make_lifted_table<Kind>();
+  if constexpr (Kind == VN_CODE_IQ2_XXS) {
+    // A look-up reads the low four bits of bytes below 128.
+    return looked_up(kTable, shifted<Part % 4 / 2 * 4>(unit.words[Part / 4 * 2 + Part % 2]));
+  } else {
+    return looked_up(kTable, masked(shifted<Part % 2 * 4>(unit.words[Part / 2]), 0x0f0f0f0fu));
+  }
+}
+
+#endif
+
+// What the indexes of a kind of codes are looked up in, if it has any.
+struct NoTables {
+  explicit NoTables(const uint8_t*) {}
+};
+template <int Kind>
+using Codebook = std::conditional_t<has_indexes(Kind), IndexTables<Kind>, NoTables>;
+
+// A unit of the words as they are stored.
+template <int Kind>
+VN_INLINE Unit<Kind> make_unit(const Words* stored, const Codebook<Kind>& codebook) {
+  if constexpr (has_indexes(Kind)) {
+    return find_indexed<Kind>(stored, codebook);
+  } else {
+    Unit<Kind> unit;
+    each<kUnitWords<Kind>>([&](auto i) VN_NOW { unit.words[i] = stored[i]; });
+    return unit;
+  }
 }
 
 // Four codes of each output as bytes, lifted: step `Part` of a unit.
 template <int Kind, int Part>
 VN_INLINE Words four_codes(const Unit<Kind>& unit) {
-  if constexpr (Kind == VN_CODE_IQ2_XXS) {
-    // A look-up reads the low four bits of bytes below 128.
-    static constexpr ByteTable kTable = make_lifted_table<Kind>();
-    return looked_up(kTable, shifted<Part % 4 / 2 * 4>(unit.words[Part / 4 * 2 + Part % 2]));
-  } else if constexpr (Kind == VN_CODE_IQ3_XXS) {
-    static constexpr ByteTable kTable = make_lifted_table<Kind>();
-    return looked_up(kTable, masked(shifted<Part % 2 * 4>(unit.words[Part / 2]), 0x0f0f0f0fu));
+  if constexpr (has_indexes(Kind)) {
+    return indexed_codes<Kind, Part>(unit);
   } else {
     const Words pairs = masked(shifted<2 * Part>(unit.words[0]), 0x03030303u);
     if constexpr (Kind == VN_CODE_UINT2 || Kind == VN_CODE_INT2) return pairs;
@@ -451,34 +599,36 @@ VN_INLINE Vec byte_of(Words w) {
 }
 #endif
 
-// The values of a unit's codes, as floats.
+// Codes of a unit that are made bytes of together, a part at a time; of other kinds all.
 template <int Kind>
-struct UnitValues {
-  // Of codes that are made bytes of: these. Else the unit's own words.
-  static constexpr int kWords = kIsLow<Kind> || Kind == VN_CODE_INT6 ? kUnitCodes<Kind> / 4 : 1;
+constexpr int kRunCodes = kIsLow<Kind> || Kind == VN_CODE_INT6 ? 4 * input_spread(Kind) : kUnitCodes<Kind>;
+
+// The values of a run of a unit's codes, as floats.
+template <int Kind>
+struct RunValues {
+  static constexpr int kWords = kIsLow<Kind> || Kind == VN_CODE_INT6 ? input_spread(Kind) : 1;
   Words words[kWords];
 
-  UnitValues() = default;
-  VN_INLINE explicit UnitValues(const Unit<Kind>& unit) {
-    each<kWords>([&](auto part) VN_NOW {
+  template <int Run>
+  VN_INLINE void read(const Unit<Kind>& unit) {
+    each<kWords>([&](auto i) VN_NOW {
+      constexpr int kPart = Run * kWords + i;
       if constexpr (kIsLow<Kind>) {
-        words[part] = four_codes<Kind, part>(unit);
+        words[i] = four_codes<Kind, kPart>(unit);
       } else if constexpr (Kind == VN_CODE_INT6) {
-        words[part] = six_bits<part>(unit.words[part / 2], unit.words[2]);
+        words[i] = six_bits<kPart>(unit.words[Run], unit.words[2]);
       } else {
-        words[part] = unit.words[part];
+        words[i] = unit.words[0];
       }
     });
   }
-  // Of code J.
+  // Of code J of the run.
   template <int J>
   VN_INLINE Vec of() const {
     if constexpr (kIsLow<Kind>) {
-      constexpr int kSpread = input_spread(Kind), kRun = 4 * kSpread;
-      constexpr int kPart = J / kRun * kSpread + J % kSpread, kByte = J % kRun / kSpread;
-      return byte_of<kByte, low_lift(Kind)>(words[kPart]);
+      return byte_of<J / kWords, low_lift(Kind)>(words[J % kWords]);
     } else if constexpr (Kind == VN_CODE_INT6) {
-      return code_of<VN_CODE_INT6, J % 8 / 2>(words[J / 8 * 2 + J % 2]);
+      return code_of<VN_CODE_INT6, J / kWords>(words[J % kWords]);
     } else {
       return code_of<Kind, J>(words[0]);
     }
