@@ -1,4 +1,6 @@
-"""Decoding spelled out, value by value in Python's floats: what the fast one must equal."""
+"""Decoding spelled out, code by code in Python's floats: what the fast one must equal."""
+
+from collections.abc import Callable
 
 import torch
 
@@ -19,33 +21,30 @@ def e4m3_value(byte: int) -> float:
     return sign * (1 + mantissa / 8) * 2.0 ** (exponent - 7)
 
 
-def scale_value(scales: torch.Tensor, row: int, column: int) -> float:
-    value = scales[row, column].item()
-    return 2.0 ** (value - 127) if scales.dtype == torch.uint8 else float(value)
+def e8m0_value(byte: int) -> float:
+    return 2.0 ** (byte - 127)
+
+
+def _table(decode: Callable[[int], float], num_codes: int) -> torch.Tensor:
+    return torch.tensor([decode(code) for code in range(num_codes)], dtype=torch.float64)
+
+
+_E2M1, _E4M3, _E8M0 = _table(e2m1_value, 16), _table(e4m3_value, 256), _table(e8m0_value, 256)
+
+
+def _multiply(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    """Multiplies float64 [R, n] by the scales of blocks; rounds once."""
+    scales = _E8M0[scales.long()] if scales.dtype == torch.uint8 else scales.double()
+    by_row = scales.repeat_interleave(block[0], 0)[: values.shape[0]]
+    return (values * by_row.repeat_interleave(block[1], 1)[:, : values.shape[1]]).float()
 
 
 def plain_fp4(codes: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
     """Decodes uint8 [R, n / 2] to fp32 [R, n]."""
-    num_rows, num_bytes = codes.shape
-    rows = []
-    for i in range(num_rows):
-        row = []
-        for j in range(2 * num_bytes):
-            byte = int(codes[i, j // 2])
-            code = byte >> 4 if j % 2 else byte & 15
-            row.append(e2m1_value(code) * scale_value(scales, i, j // group_size))
-        rows.append(row)
-    return torch.tensor(rows, dtype=torch.float64).float()
+    nibbles = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+    return _multiply(_E2M1[nibbles.long()], scales, (1, group_size))
 
 
 def plain_fp8(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     """Decodes uint8 [R, n] to fp32 [R, n]."""
-    num_rows, num_columns = codes.shape
-    rows = [
-        [
-            e4m3_value(int(codes[i, j])) * scale_value(scales, i // block[0], j // block[1])
-            for j in range(num_columns)
-        ]
-        for i in range(num_rows)
-    ]
-    return torch.tensor(rows, dtype=torch.float64).float()
+    return _multiply(_E4M3[codes.long()], scales, block)
