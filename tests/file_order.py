@@ -1,16 +1,24 @@
 """Which tests a run's processes side by side get, and which first.
 
-The longest files come first, so that none is left when everything else is done; those that start a
-Ray cluster stay together, for one cluster.
+The longest files come first, so that none is left when everything else is done; those that share a
+Ray cluster, or a server, stay together: each process would start one of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 _LONGEST_FIRST = ("tests/ray_serve/", "tests/accelerators/", "tests/e2e/", "tests/test_design_map")
-_ON_A_CLUSTER = tuple(f"tests/ray_serve/test_{name}.py" for name in ("fleet", "ranks", "workers"))
+_TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "tests/ray_serve/test_": ("fleet", "ranks", "workers"),
+    "tests/e2e/test_": ("agent_loops", "messages_client", "responses_client"),
+}
+_SCOPES = {
+    f"{begin}{name}.py": f"{begin}{names[0]}.py and others"
+    for begin, names in _TOGETHER.items()
+    for name in names
+}
 
 
 def find_file(node_id: str) -> str:
@@ -31,8 +39,8 @@ def sort_by_length(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 class FileScheduling(LoadFileScheduling):
-    """A file's tests in one process, and those of all files on a Ray cluster."""
+    """A file's tests in one process, and those of all files that stay together."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = find_file(nodeid)
-        return "a Ray cluster" if file in _ON_A_CLUSTER else file
+        return _SCOPES.get(file, file)

@@ -232,6 +232,8 @@ def test_a_server_without_transfers_says_so(server: ServerProcess) -> None:
     assert "--kv-transfer-config" in refused.json()["error"]["message"]
 
 
+# What engines compare is worked out alike everywhere.
+@pytest.mark.parametrize("platform", ["cpu"], indirect=True)
 def test_a_decode_server_of_another_block_size_does_not_start(
     apart: Disaggregated, tmp_path: Path, platform_environment: dict[str, str]
 ) -> None:
