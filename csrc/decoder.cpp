@@ -401,13 +401,12 @@ class DecoderLayers {
     const vn_latents& latents = *layer.latents;
     const int64_t width = layer.qkv.rows;
     float* rows = product + width - layer.head_dim;
+    const Turns* turns = find_turns(layer);
     for_rows(pool_, t_, 10 * layer.head_dim, [&](int64_t row) {
       float* own = rows + row * width;
       rms_norm(own, latents.norm, 1.0f, latents.latent_dim, latents.eps, own);
-      if (layer.frequencies != nullptr) {
-        thread_local Floats turns;
-        find_turns(layer, row, turns);
-        rotate_pairs(own + latents.latent_dim, turns.data(), layer.num_turned);
+      if (turns != nullptr) {
+        rotate_pairs(own + latents.latent_dim, turns->of(row), layer.num_turned);
       }
       store_row(pages_, layer.cache, row, step_.positions[row], own);
       // Rounding here too keeps the result independent of where chunks end.
@@ -461,6 +460,7 @@ class DecoderLayers {
       if (!layer.has_own_rows) found = shared_[layer.shared_slot - 1];
       shared_[layer.shared_slot - 1] = found;
     }
+    const Turns* turns = find_turns(layer);
     for_rows(pool_, t_, 10 * width, [&](int64_t row) {
       float* own = product + row * width;
       const int64_t position = step_.positions[flat_row(row)];
@@ -473,7 +473,7 @@ class DecoderLayers {
         std::memcpy(stored + key_width, has_one_product ? keys : keys + key_width,
                     sizeof(float) * key_width);
       }
-      prepare_heads(layer, flat_row(row), own, layer.has_own_rows ? stored : nullptr);
+      prepare_heads(layer, flat_row(row), turns, own, layer.has_own_rows ? stored : nullptr);
       if (!layer.has_own_rows) return;
       // Rounding here too keeps the result independent of where chunks end.
       if (coded != nullptr) {
@@ -495,42 +495,67 @@ class DecoderLayers {
     return reinterpret_cast<char*>(space_.coded_rows[layer.shared_slot].take(values));
   }
 
-  // What turns a flat row; left alone where nothing is turned.
-  void find_turns(const vn_decoder_layer& layer, int64_t row, Floats& turns) const {
-    if (layer.frequencies == nullptr) return;
-    turns.resize(layer.num_turned);
+  // What turns the step's rows, as some layers do.
+  struct Turns {
+    const float* frequencies;
+    const int32_t* axis_of_pair;
+    int32_t width;
+    float magnitude;
+    Floats values;  // [tokens, width]
+
+    bool serve(const vn_decoder_layer& layer) const {
+      return frequencies == layer.frequencies && axis_of_pair == layer.axis_of_pair &&
+             width == layer.num_turned && magnitude == layer.magnitude;
+    }
+    const float* of(int64_t row) const { return values.data() + row * width; }
+  };
+
+  // Made by the first of the layers that turn alike; null where nothing is turned.
+  const Turns* find_turns(const vn_decoder_layer& layer) {
+    if (layer.frequencies == nullptr) return nullptr;
+    const auto serves = [&](const Turns& own) { return own.serve(layer); };
+    const auto found = std::find_if(turns_.begin(), turns_.end(), serves);
+    if (found != turns_.end()) return &*found;
+    const int64_t width = layer.num_turned;
+    turns_.push_back({layer.frequencies, layer.axis_of_pair, layer.num_turned, layer.magnitude,
+                      Floats(step_.num_tokens * width)});
+    float* values = turns_.back().values.data();
+    for_rows(pool_, step_.num_tokens, 100 * width,
+             [&](int64_t row) { make_turns(layer, row, values + row * width); });
+    return &turns_.back();
+  }
+
+  void make_turns(const vn_decoder_layer& layer, int64_t row, float* turns) const {
     const int64_t* axes = step_.axes;
     if (axes == nullptr || layer.axis_of_pair == nullptr) {
       const int64_t position = axes == nullptr ? step_.positions[row] : axes[row];
-      compute_turns(position, layer.frequencies, layer.num_turned / 2, turns.data());
+      compute_turns(position, layer.frequencies, layer.num_turned / 2, turns);
     } else {
       for (int32_t i = 0; i < layer.num_turned / 2; ++i) {
         const int64_t place = axes[layer.axis_of_pair[i] * step_.num_tokens + row];
-        compute_turns(place, layer.frequencies + i, 1, turns.data() + 2 * i);
+        compute_turns(place, layer.frequencies + i, 1, turns + 2 * i);
       }
     }
-    for (float& turn : turns) turn *= layer.magnitude;
+    for (int32_t i = 0; i < layer.num_turned; ++i) turns[i] *= layer.magnitude;
   }
 
   // Turns the shared parts of queries [T, H, L + S], if the layer turns any.
   void turn_queries(const vn_decoder_layer& layer, float* queries) {
-    if (layer.frequencies == nullptr) return;
+    const Turns* turns = find_turns(layer);
+    if (turns == nullptr) return;
     const int64_t heads = layer.num_heads, d = layer.head_dim;
     for_rows(pool_, t_, 10 * heads * layer.num_turned, [&](int64_t row) {
-      thread_local Floats turns;
-      find_turns(layer, flat_row(row), turns);
       for (int64_t h = 0; h < heads; ++h) {
         float* shared = queries + (row * heads + h) * d + layer.latents->latent_dim;
-        rotate_pairs(shared, turns.data(), layer.num_turned);
+        rotate_pairs(shared, turns->of(flat_row(row)), layer.num_turned);
       }
     });
   }
 
   // stored: keys, then values, or null.
-  void prepare_heads(const vn_decoder_layer& layer, int64_t row, float* queries, float* stored) {
+  void prepare_heads(const vn_decoder_layer& layer, int64_t row, const Turns* turns, float* queries,
+                     float* stored) {
     const int64_t d = layer.head_dim, num_heads = layer.num_heads, stride = query_stride(layer);
-    thread_local Floats turns;
-    find_turns(layer, row, turns);
     const bool has_whole = layer.norms_whole_rows != 0;
     if (has_whole) {
       rms_norm(queries, layer.q_norm, 1.0f, num_heads * d, m_.norm_eps, queries);
@@ -541,7 +566,7 @@ class DecoderLayers {
       float* head = h < num_heads ? queries + h * stride : stored + (h - num_heads) * d;
       const float* norm = h < num_heads ? layer.q_norm : layer.k_norm;
       if (norm != nullptr && !has_whole) rms_norm(head, norm, 1.0f, d, m_.norm_eps, head);
-      if (layer.frequencies != nullptr) rotate_halves(head, turns.data(), layer.num_turned);
+      if (turns != nullptr) rotate_halves(head, turns->of(row), layer.num_turned);
     }
     if (layer.position_beta != 0.0f) {
       const int64_t position = step_.positions[row];
@@ -583,6 +608,7 @@ class DecoderLayers {
   const std::vector<int64_t> wanted_;  // flat rows, ascending
   std::vector<StateRun> runs_;         // without recurrent layers: none
   std::vector<int64_t> narrow_starts_;  // by request: where its wanted rows begin among them
+  std::vector<Turns> turns_;
   OwnRows shared_[2] = {};
   int64_t t_;  // rows that the layer still computes
   bool is_narrow_ = false;
@@ -672,12 +698,9 @@ void decoder_logits(ThreadPool& pool, Workspace& space, const vn_decoder_model& 
   }
   multiply(pool, stream, num_rows, m.head, logits);
   if (m.final_soft_cap == 0.0f) return;
-  for_rows(pool, num_rows, 40 * int64_t{m.vocab_size}, [&](int64_t row) {
-    float* own = logits + row * m.vocab_size;
-    for (int64_t i = 0; i < m.vocab_size; ++i) {
-      own[i] = m.final_soft_cap * std::tanh(own[i] / m.final_soft_cap);
-    }
-  });
+  // One by one, as rows may be fewer than threads.
+  for_rows(pool, num_rows * m.vocab_size, 300,
+           [&](int64_t i) { logits[i] = m.final_soft_cap * std::tanh(logits[i] / m.final_soft_cap); });
 }
 
 }  // namespace VN_BUILD

@@ -397,13 +397,13 @@ inline void multiply_part(const Product& p, Prepared prepared, const Units& unit
 
 // Outputs that are multiplied together: chunks hold whole ones.
 inline int64_t find_column_step(const vn_matrix& m) {
-  if (m.kind == VN_PANELS || m.kind == VN_BF16_PANELS) return kPanel;
-  if (m.kind != VN_PARTS) return kColumns;
+  const auto is_packed = [](const vn_matrix& part) {
+    return part.kind == VN_PANELS || part.kind == VN_BF16_PANELS;
+  };
+  if (m.kind != VN_PARTS) return is_packed(m) ? kPanel : kColumns;
   const vn_matrix* parts = static_cast<const vn_matrix*>(m.data);
-  for (int32_t i = 0; i < m.group; ++i) {
-    if (parts[i].kind == VN_PANELS || parts[i].kind == VN_BF16_PANELS) return 3 * kPanel;  // and 16 times kColumns
-  }
-  return kColumns;
+  if (std::all_of(parts, parts + m.group, is_packed)) return kPanel;
+  return std::any_of(parts, parts + m.group, is_packed) ? 3 * kPanel : kColumns;  // and 16 times kColumns
 }
 
 // The form of all parts of a matrix; of several, none.
@@ -428,6 +428,9 @@ inline int64_t find_block_rows(const ThreadPool& pool, const Product& p) {
   return std::min(most, ceil_div(ceil_div(p.num_rows, blocks), 12) * 12);
 }
 
+// What it takes to round an input, in multiply-adds.
+constexpr int64_t kRoundingWork = 16;
+
 // The rounded inputs of products, in the memory of the thread that made them.
 class Rounding {
  public:
@@ -450,16 +453,16 @@ class Rounding {
       round_row(*rows[i].product, rows[i].index, inputs[rows[i].input]);
     };
     const int64_t num_rows = static_cast<int64_t>(rows_.size());
-    if (is_short(pool, sizes.halves + sizes.floats + sizes.codes)) {
+    if (is_short(pool, kRoundingWork * (sizes.halves + sizes.floats + sizes.codes))) {
       for (int64_t i = 0; i < num_rows; ++i) round(i);
     } else {
       pool.run(num_rows, round);
     }
   }
 
-  Prepared inputs(size_t product) const {
-    return {inputs_.data() + firsts_[product], inputs_.data() + firsts_[product + 1]};
-  }
+  // Of all products; those of one are firsts()[product] .. firsts()[product + 1] - 1.
+  const PreparedInputs* inputs() const { return inputs_.data(); }
+  const size_t* firsts() const { return firsts_.data(); }
 
  private:
   struct Row {
@@ -563,8 +566,9 @@ void multiply_all(ThreadPool& pool, const Product* products, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     work += products[i].num_rows * products[i].matrix->cols * products[i].num_columns;
   }
-  const int64_t chunk_work = std::clamp(work / (kChunksPerThread * pool.num_threads()), kChunkWork,
-                                        kLargeChunkWork);
+  const int64_t threads = pool.num_threads();
+  const int64_t chunk_work =
+      threads == 1 ? work : std::clamp(work / (kChunksPerThread * threads), kChunkWork, kLargeChunkWork);
   for (size_t i = 0; i < count; ++i) {
     const Product& p = products[i];
     const int64_t block_rows = find_block_rows(pool, p);
@@ -579,17 +583,26 @@ void multiply_all(ThreadPool& pool, const Product* products, size_t count) {
     cuts.push_back(cut);
   }
   const Cut* all = cuts.data();
-  const Rounding* rounded = &rounding;
+  const PreparedInputs* inputs = rounding.inputs();
+  const size_t* firsts = rounding.firsts();
   const Units units = pool.units();
-  auto run = [products, all, rounded, count, units](int64_t chunk) {
+  auto run = [=](int64_t chunk) {
+    // Another core wrote these: they come over together.
+    __builtin_prefetch(all);
+    __builtin_prefetch(firsts);
+    __builtin_prefetch(products);
+    __builtin_prefetch(&products->y_stride);
+    __builtin_prefetch(inputs);
+    __builtin_prefetch(&inputs->bytes);
     size_t i = count - 1;
     while (all[i].first_chunk > chunk) --i;
     const Product& p = products[i];
     const int64_t index = chunk - all[i].first_chunk;
     const int64_t row = index / all[i].column_blocks * all[i].block_rows;
     const int64_t column = index % all[i].column_blocks * all[i].columns;
-    multiply_part(p, rounded->inputs(i), units, row, std::min(all[i].block_rows, p.num_rows - row),
-                  column, std::min(all[i].columns, p.num_columns - column));
+    const Prepared prepared = {inputs + firsts[i], inputs + firsts[i + 1]};
+    multiply_part(p, prepared, units, row, std::min(all[i].block_rows, p.num_rows - row), column,
+                  std::min(all[i].columns, p.num_columns - column));
   };
   if (is_short(pool, work)) {
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) run(chunk);

@@ -17,8 +17,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "build.h"
@@ -37,6 +39,8 @@ constexpr int64_t kQueryHeads = 64, kUnitBytes = 200 << 10;
 // Values of units that wait to be joined; further rows keep none.
 constexpr int64_t kMaxParts = 1 << 24;
 constexpr int64_t kTasksPerThread = 4;
+// What it takes to join a unit to those before it, beside its values, in multiply-adds.
+constexpr int64_t kJoinWork = 300;
 // Keys of a part of a unit, of narrow heads and of wide ones: turned, they stay in the first-level
 // cache.
 constexpr int64_t kPartKeys = 32, kWidePartKeys = 16, kNarrowHead = 128;
@@ -266,6 +270,11 @@ class UnitAttention {
   // Consecutive queries of a request: `first` of the step's tokens, `row` of the layer's rows.
   struct Span {
     int64_t request, first, row, count;
+
+    bool operator==(const Span& other) const {
+      return request == other.request && first == other.first && row == other.row &&
+             count == other.count;
+    }
   };
 
   UnitAttention(ThreadPool& pool, Workspace& space, const vn_step& step, const Pages& pages,
@@ -282,8 +291,7 @@ class UnitAttention {
     attended_ = attended;
     value_width_ = layer.latents != nullptr ? layer.latents->latent_dim : layer.head_dim;
     group_ = layer.num_heads / layer.num_kv_heads;
-    set_out(requests, chosen);
-    list_items();
+    plan_ = &find_plan(requests, chosen);
     run_all();
   }
 
@@ -301,7 +309,7 @@ class UnitAttention {
     Keys keys;
     int64_t head, num_heads;
   };
-  // Members of members_ that meet a unit's keys together, by the key heads from one on.
+  // Members of a plan that meet a unit's keys together, by the key heads from one on.
   struct Item {
     int64_t unit, member, num_members, kv_head, num_kv_heads;
   };
@@ -309,6 +317,18 @@ class UnitAttention {
   struct Ahead {
     const KeyRows* rows;
     HeadColumns columns;
+  };
+  // What is to be done in a step. Layers of one shape do the same.
+  using Shape = std::array<int64_t, 10>;
+  struct Plan {
+    Shape shape;  // all of a layer that enters
+    std::vector<Span> requests;
+    // What the pairs of queries and keys come to, in multiply-adds, and the parts of `few`.
+    int64_t work, num_parts;
+    std::vector<Keys> few;
+    std::vector<int32_t> members;
+    std::vector<Deep> deep;
+    std::vector<Item> items;
   };
   // A query at a unit's keys: low .. high - 1 are those that it sees.
   struct Query {
@@ -368,14 +388,30 @@ class UnitAttention {
     return most;
   }
 
+  // The plan for some requests' rows, made by the first layer of its shape; where keys are chosen, by each.
+  const Plan& find_plan(const std::vector<Span>& requests,
+                        const std::vector<std::vector<int64_t>>* chosen) {
+    const vn_cache& cache = layer_->cache;
+    const bool has_latents = layer_->latents != nullptr;
+    const Shape shape = {cache.group,           cache.block_size, cache.kind,      layer_->num_heads,
+                         layer_->num_kv_heads,  layer_->head_dim, layer_->window,  value_width_,
+                         layer_->sees_pictures, has_latents};
+    const auto serves = [&](const Plan& own) { return own.shape == shape && own.requests == requests; };
+    if (chosen == nullptr) {
+      const auto found = std::find_if(plans_.begin(), plans_.end(), serves);
+      if (found != plans_.end()) return *found;
+    }
+    Plan plan = {shape, requests, 0, 0, {}, {}, {}, {}};
+    set_out(plan, chosen);
+    list_items(plan);
+    if (chosen != nullptr) return chosen_plan_ = std::move(plan);
+    plans_.push_back(std::move(plan));
+    return plans_.back();
+  }
+
   // Splits the spans into those done unit by unit and those done row by row.
-  void set_out(const std::vector<Span>& requests,
-               const std::vector<std::vector<int64_t>>* chosen) {
-    few_.clear();
-    deep_.clear();
-    members_.clear();
-    work_ = 0;
-    num_parts_ = 0;
+  void set_out(Plan& plan, const std::vector<std::vector<int64_t>>* chosen) {
+    const std::vector<Span>& requests = plan.requests;
     const int64_t heads = layer_->num_heads;
     int64_t total = 0;
     for (const Span& span : requests) total += span.count;
@@ -392,18 +428,18 @@ class UnitAttention {
         size = count_together(chosen, span.row + done, std::min(most, span.count - done));
         Keys keys = find_keys({span.request, span.first + done, span.row + done, size}, chosen);
         if (misses_first(keys)) continue;
-        work_ += 2 * size * heads * layer_->head_dim * (keys.end - keys.from);
+        plan.work += 2 * size * heads * layer_->head_dim * (keys.end - keys.from);
         keys.unit = keys.from / kUnitKeys;
         keys.num_units = ceil_div(keys.end, kUnitKeys) - keys.unit;
         const int64_t parts = keys.num_units * size * heads;
-        if (is_few && (num_parts_ + parts) * value_width_ <= kMaxParts) {
-          keys.part = num_parts_;
-          num_parts_ += parts;
-          few_.push_back(keys);
+        if (is_few && (plan.num_parts + parts) * value_width_ <= kMaxParts) {
+          keys.part = plan.num_parts;
+          plan.num_parts += parts;
+          plan.few.push_back(keys);
           continue;
         }
         for (int64_t head = 0; head < heads; head += deep_heads) {
-          deep_.push_back({keys, head, std::min(deep_heads, heads - head)});
+          plan.deep.push_back({keys, head, std::min(deep_heads, heads - head)});
         }
       }
     }
@@ -426,10 +462,10 @@ class UnitAttention {
   }
 
   // Lists what is done unit by unit, in the order of units.
-  void list_items() {
-    items_.clear();
+  void list_items(Plan& plan) {
+    const std::vector<Keys>& few = plan.few;
     int64_t begin = INT64_MAX, end = 0;
-    for (const Keys& keys : few_) {
+    for (const Keys& keys : few) {
       begin = std::min(begin, keys.unit);
       end = std::max(end, keys.unit + keys.num_units);
     }
@@ -437,19 +473,19 @@ class UnitAttention {
     const int64_t key_bytes = kUnitKeys * layer_->head_dim * value_bytes(layer_->cache.kind);
     const int64_t fewest_tasks = pool_.num_threads() == 1 ? 1 : kTasksPerThread * pool_.num_threads();
     int64_t num_units = 0;
-    for (const Keys& keys : few_) num_units += keys.num_units;
+    for (const Keys& keys : few) num_units += keys.num_units;
     const int64_t wanted = ceil_div(fewest_tasks, std::max<int64_t>(1, num_units));
     for (int64_t unit = begin; unit < end; ++unit) {
       // Those that meet: the first span of each lot stands for it.
       std::vector<std::vector<int32_t>> lots;
       std::vector<int64_t> lot_rows;
-      for (size_t s = 0; s < few_.size(); ++s) {
-        const Keys& keys = few_[s];
+      for (size_t s = 0; s < few.size(); ++s) {
+        const Keys& keys = few[s];
         if (unit < keys.unit || unit >= keys.unit + keys.num_units) continue;
         size_t lot = 0;
         while (lot < lots.size() &&
                !((lot_rows[lot] + keys.span.count) * group_ <= kQueryHeads &&
-                 reads_same(few_[lots[lot][0]], keys, unit))) {
+                 reads_same(few[lots[lot][0]], keys, unit))) {
           ++lot;
         }
         if (lot == lots.size()) {
@@ -460,39 +496,41 @@ class UnitAttention {
         lot_rows[lot] += keys.span.count;
       }
       for (size_t lot = 0; lot < lots.size(); ++lot) {
-        const int64_t first = static_cast<int64_t>(members_.size());
-        members_.insert(members_.end(), lots[lot].begin(), lots[lot].end());
+        const int64_t first = static_cast<int64_t>(plan.members.size());
+        plan.members.insert(plan.members.end(), lots[lot].begin(), lots[lot].end());
         const int64_t together = std::clamp<int64_t>(
             std::min({kQueryHeads / (group_ * lot_rows[lot]), kUnitBytes / key_bytes,
                       ceil_div(kv_heads, wanted)}),
             1, kv_heads);
         for (int64_t head = 0; head < kv_heads; head += together) {
-          items_.push_back({unit, first, static_cast<int64_t>(lots[lot].size()), head,
-                            std::min(together, kv_heads - head)});
+          plan.items.push_back({unit, first, static_cast<int64_t>(lots[lot].size()), head,
+                                std::min(together, kv_heads - head)});
         }
       }
     }
   }
 
   void run_all() {
-    found_.resize(num_parts_);
-    parts_ = space_.parts.take(num_parts_ * value_width_);
-    const int64_t num_items = static_cast<int64_t>(items_.size());
-    const int64_t num_deep = static_cast<int64_t>(deep_.size());
-    const bool is_brief = is_short(pool_, work_);
+    found_.resize(plan_->num_parts);
+    parts_ = space_.parts.take(plan_->num_parts * value_width_);
+    const int64_t num_items = static_cast<int64_t>(plan_->items.size());
+    const int64_t num_deep = static_cast<int64_t>(plan_->deep.size());
+    const bool is_brief = is_short(pool_, plan_->work);
     const int64_t threads = is_brief ? 1 : pool_.num_threads();
     const int64_t slices = std::min(num_items, threads == 1 ? 1 : kTasksPerThread * threads);
     const auto run_task = [&](int64_t i) {
       if (i < num_deep) {
-        attend_deep(deep_[i]);
+        attend_deep(plan_->deep[i]);
         return;
       }
       const int64_t slice = i - num_deep;
       attend_items(num_items * slice / slices, num_items * (slice + 1) / slices);
     };
     run(is_brief, num_deep + slices, run_task);
-    const bool is_quick = is_short(pool_, num_parts_ * value_width_);
-    run(is_quick, static_cast<int64_t>(few_.size()), [&](int64_t i) { join_units(few_[i]); });
+    const int64_t heads = layer_->num_heads;
+    const bool is_quick = is_short(pool_, plan_->num_parts * (kJoinWork + 4 * value_width_));
+    run(is_quick, static_cast<int64_t>(plan_->few.size()) * heads,
+        [&](int64_t i) { join_units(plan_->few[i / heads], i % heads); });
   }
 
   template <typename Body>
@@ -512,20 +550,20 @@ class UnitAttention {
     return layer_->sinks == nullptr ? nullptr : layer_->sinks + head;
   }
 
-  void join_units(const Keys& keys) {
-    const int64_t heads = layer_->num_heads;
-    for (int64_t i = 0; i < keys.span.count * heads; ++i) {
-      float* values = place_of(keys.span.row + i / heads, i % heads);
+  void join_units(const Keys& keys, int64_t head) {
+    const int64_t rows = keys.span.count, heads = layer_->num_heads;
+    for (int64_t i = 0; i < rows; ++i) {
+      float* values = place_of(keys.span.row + i, head);
       Found own;
-      if (keys.num_units == 1) {
-        own = found_[keys.part + i];
-      } else {
-        for (int64_t u = 0; u < keys.num_units; ++u) {
-          const int64_t part = keys.part + u * keys.span.count * heads + i;
+      for (int64_t u = 0; u < keys.num_units; ++u) {
+        const int64_t part = keys.part + (u * rows + i) * heads + head;
+        if (keys.num_units == 1) {
+          own = found_[part];
+        } else {
           join(own, values, found_[part], parts_ + part * value_width_, value_width_);
         }
       }
-      finish_row(own, values, sink_of(i % heads), value_width_);
+      finish_row(own, values, sink_of(head), value_width_);
     }
   }
 
@@ -545,21 +583,22 @@ class UnitAttention {
   // Each item's keys are listed while the one before is done, which asks for them.
   void attend_items(int64_t first, int64_t end) {
     thread_local KeyRows lists[2];
-    collect(items_[first], lists[0]);
+    collect(plan_->items[first], lists[0]);
     for (int64_t i = first; i < end; ++i) {
       KeyRows& rows = lists[(i - first) % 2];
       Ahead ahead = {nullptr, {}};
       if (i + 1 < end) {
         KeyRows& next = lists[(i + 1 - first) % 2];
-        collect(items_[i + 1], next);
-        ahead = {&next, find_columns(items_[i + 1].kv_head, items_[i + 1].num_kv_heads)};
+        collect(plan_->items[i + 1], next);
+        const Item& after = plan_->items[i + 1];
+        ahead = {&next, find_columns(after.kv_head, after.num_kv_heads)};
       }
-      attend_item(items_[i], rows, ahead);
+      attend_item(plan_->items[i], rows, ahead);
     }
   }
 
   void collect(const Item& item, KeyRows& rows) {
-    const Keys& first = few_[members_[item.member]];
+    const Keys& first = plan_->few[plan_->members[item.member]];
     collect(first, std::max(item.unit * kUnitKeys, first.from),
             std::min((item.unit + 1) * kUnitKeys, first.end), rows);
   }
@@ -574,12 +613,12 @@ class UnitAttention {
   void attend_item(const Item& item, KeyRows& rows, const Ahead& ahead) {
     thread_local std::vector<Query> queries;
     queries.clear();
-    const Keys& first = few_[members_[item.member]];
+    const Keys& first = plan_->few[plan_->members[item.member]];
     const int64_t begin = std::max(item.unit * kUnitKeys, first.from);
     const int64_t end = std::min((item.unit + 1) * kUnitKeys, first.end);
     const int64_t heads = layer_->num_heads, head = item.kv_head * group_;
     for (int64_t m = 0; m < item.num_members; ++m) {
-      const Keys& keys = few_[members_[item.member + m]];
+      const Keys& keys = plan_->few[plan_->members[item.member + m]];
       for (int64_t i = 0; i < keys.span.count; ++i) {
         Query query = see(keys, i, begin, end);
         const int64_t part =
@@ -750,11 +789,9 @@ class UnitAttention {
   OwnRows own_rows_ = {};
   float* attended_ = nullptr;
   int64_t value_width_ = 0, group_ = 1;
-  int64_t work_ = 0, num_parts_ = 0;
-  std::vector<Keys> few_;
-  std::vector<int32_t> members_;
-  std::vector<Deep> deep_;
-  std::vector<Item> items_;
+  std::vector<Plan> plans_;
+  Plan chosen_plan_ = {};
+  const Plan* plan_ = nullptr;
   std::vector<Found> found_;
   float* parts_ = nullptr;
 };

@@ -95,3 +95,17 @@ def test_many_contexts_come_and_go() -> None:
     x = torch.randn(64, 512)
     results = [multiply(make_context(4), x, weight) for _ in range(20)]
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_every_chunk_of_a_loop_runs_on_however_many_threads() -> None:
+    x = torch.randn(1, 512)
+    for num_rows in (400, 3000):  # fewer chunks than threads, and more
+        weight = torch.randn(num_rows, 512)
+        matrix = Matrix(weight.data_ptr(), None, num_rows, 512, 512, F32)
+        expected = multiply(make_context(1), x, weight)
+        for threads in range(2, 8):
+            context = make_context(threads)
+            for _ in range(20):
+                output = torch.full_like(expected, float("nan"))
+                context.matmul(matrix, x, output)
+                assert torch.equal(output, expected)

@@ -41,6 +41,7 @@ from vllm.model_executor.models.decoder.model import (
     DecoderForCausalLM,
 )
 from vllm.model_executor.models.decoder.recurrence import RecurrentNet
+from vllm.model_executor.models.decoder.rope_config import RopeConfig
 from vllm.model_executor.models.decoder.short_convolution import ShortConvolution
 from vllm.model_executor.models.decoder.step import find_frequencies
 from vllm.native import structs
@@ -90,7 +91,9 @@ class NativeDecoder:
         config, bind = model.config, self._binder
         # Structs that others point to.
         self._parts: list[ctypes.Structure] = []
-        self._axes: list[ctypes.Array[c_int32]] = []
+        # Layers that turn alike share what they turn by: a step makes it once for all of them.
+        self._frequencies: dict[RopeConfig, int] = {}
+        self._axes: dict[RopeConfig, ctypes.Array[c_int32]] = {}
         self._drafts: torch.Tensor | None = None
         # The block that drafts has tables of its own groups alone.
         names = () if model.drafter is None else drafter_cache_names(config)
@@ -317,14 +320,18 @@ class NativeDecoder:
         layer.norms_whole_rows = shape.norms_whole_rows
         layer.position_beta, layer.position_length = shape.position_beta, shape.position_length
         if plan.rope is not None:
-            layer.frequencies = self._binder.vector(
-                find_frequencies(plan.rope, torch.device("cpu"))
-            )
-            layer.magnitude, layer.num_turned = plan.rope.magnitude, plan.rope.dim
-            if plan.rope.sections:
-                axes = (c_int32 * (plan.rope.dim // 2))(*plan.rope.axis_of_pair)
-                self._axes.append(axes)
-                layer.axis_of_pair = addressof(axes)
+            self._bind_rope(layer, plan.rope)
+
+    def _bind_rope(self, layer: structs.DecoderLayer, rope: RopeConfig) -> None:
+        if rope not in self._frequencies:
+            frequencies = find_frequencies(rope, torch.device("cpu"))
+            self._frequencies[rope] = self._binder.vector(frequencies)
+            if rope.sections:
+                self._axes[rope] = (c_int32 * (rope.dim // 2))(*rope.axis_of_pair)
+        layer.frequencies = self._frequencies[rope]
+        layer.magnitude, layer.num_turned = rope.magnitude, rope.dim
+        if rope.sections:
+            layer.axis_of_pair = addressof(self._axes[rope])
 
     def _bind_recurrence(self, index: int, module: RecurrentNet) -> Any:
         bind = self._binder
