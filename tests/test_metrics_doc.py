@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from vllm.config import VllmConfig
@@ -33,3 +34,8 @@ def test_every_label_of_the_cache_is_described() -> None:
     assert set(re.findall(r"`(\w+)`", described)) - {"None"} == set(
         cache_labels(VllmConfig(), INFO)
     )
+
+
+def test_the_type_of_cached_rows_is_the_one_that_was_found() -> None:
+    info = msgspec.structs.replace(INFO, cache_dtype="float16")
+    assert cache_labels(VllmConfig(), info)["cache_dtype"] == "float16"

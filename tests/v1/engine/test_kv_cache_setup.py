@@ -112,6 +112,7 @@ def test_a_hybrid_takes_no_connector(config):
 def test_a_hybrid_model_hits_at_one_unit(config):
     vllm_config = config(num_blocks=600)
     vllm_config.cache_config.block_size = 32
+    vllm_config.cache_config.cache_dtype = "float16"
     plan = plan_kv_cache(vllm_config, [hybrid_specs()], [MEMORY])
     assert plan.unit == 32
     assert [c.hit_unit for c in plan.worker_configs] == [32]
@@ -120,6 +121,7 @@ def test_a_hybrid_model_hits_at_one_unit(config):
     assert [(g.block_size, g.sliding_window) for g in info.groups] == [(128, None), (32, 128)]
     assert info.capacity_bytes == sum(t.size for t in plan.worker_configs[0].kv_cache_tensors)
     assert "window state" in info.retention
+    assert info.cache_dtype == "float16"
 
 
 class TwoRowsMore(CheckpointCoordinator):

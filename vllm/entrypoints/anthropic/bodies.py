@@ -151,8 +151,8 @@ class StopDelta(msgspec.Struct):
     Attributes:
         stop_reason: In the words of the API.
         stop_sequence: The one that ended it, if one did.
-        stop_explanation: Of an answer with a form that was cut off: what went on. The API's own
-            ``stop_details`` are of refusals alone.
+        stop_explanation: Of an answer that was cut off: which part of its form went on, or that it
+            repeated itself. The API's own ``stop_details`` are of refusals alone.
     """
 
     stop_reason: str | None

@@ -431,7 +431,7 @@ def cache_labels(config: VllmConfig, kv_cache: KVCacheInfo) -> dict[str, object]
         "enable_prefix_caching": cache.enable_prefix_caching,
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
-        "cache_dtype": cache.cache_dtype,
+        "cache_dtype": kv_cache.cache_dtype,
         "num_gpu_blocks_override": cache.num_gpu_blocks_override,
         "prefix_cache_retention_interval": kv_cache.retention_interval,
         "retention": kv_cache.retention,

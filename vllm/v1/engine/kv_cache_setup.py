@@ -275,6 +275,7 @@ def describe_kv_cache(vllm_config: VllmConfig, plan: KVCachePlan) -> KVCacheInfo
         checkpoint_bytes=None if whole is None else whole.num_bytes,
         partial_checkpoint_tokens=None if partial is None else partial.num_tokens,
         partial_checkpoint_bytes=None if partial is None else partial.num_bytes,
+        cache_dtype=vllm_config.cache_config.cache_dtype,
     )
 
 

@@ -82,6 +82,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
         partial_checkpoint_tokens: ``checkpoint_tokens`` of one inside a prompt, where layers leave
             rows out; None: none does.
         partial_checkpoint_bytes: Likewise.
+        cache_dtype: Type of cached rows, what "auto" stands for being found; "auto": the model's.
     """
 
     num_blocks: int
@@ -101,6 +102,7 @@ class KVCacheInfo(msgspec.Struct, frozen=True):
     checkpoint_bytes: int | None = None
     partial_checkpoint_tokens: int | None = None
     partial_checkpoint_bytes: int | None = None
+    cache_dtype: str = "auto"
 
 
 class AddRequests(msgspec.Struct, frozen=True, tag="add"):

@@ -112,19 +112,21 @@ def test_a_call_that_breaks_off_is_incomplete() -> None:
     ]
 
 
-@pytest.mark.parametrize("reason", ["length", "repetition"])
-def test_a_cut_response_is_incomplete(reason: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "said"), [("length", None), ("repetition", "repetition_detected")]
+)
+def test_a_cut_response_is_incomplete(reason: str, said: str | None) -> None:
     builder = make_builder()
     events = [
         *builder.start(),
         *builder.add([ContentText("Hal")]),
-        *builder.finish(reason, USAGE),
+        *builder.finish(reason, USAGE, stop_reason=said),
     ]
     last = as_sdk(events)[-1]
     assert last.type == "response.incomplete"
     assert last.response.status == "incomplete"
     assert last.response.incomplete_details.reason == "max_output_tokens"
-    assert not last.response.incomplete_details.model_extra
+    assert last.response.incomplete_details.model_extra == ({"stop_reason": said} if said else {})
     assert last.response.output[0].status == "incomplete"
 
 

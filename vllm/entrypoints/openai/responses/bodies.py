@@ -110,7 +110,7 @@ class IncompleteDetails(msgspec.Struct):
 
     Attributes:
         reason: In the words of the API.
-        stop_reason: Of an answer with a form that was cut off: what went on.
+        stop_reason: Which part of the answer's form went on, or that it repeated itself.
     """
 
     reason: str = "max_output_tokens"
