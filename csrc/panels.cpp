@@ -192,11 +192,11 @@ template <typename Body>
 inline void with_panel_kind(const vn_panels& m, Body&& body) {
   const bool has_offset = m.offsets != nullptr;
   // Which of both a kind may have.
-  const auto either = [&](auto kind) {
+  [[maybe_unused]] const auto either = [&](auto kind) {
     if (has_offset) return body(kind, std::true_type{});
     body(kind, std::false_type{});
   };
-  const auto always = [&](auto kind) { body(kind, std::true_type{}); };
+  [[maybe_unused]] const auto always = [&](auto kind) { body(kind, std::true_type{}); };
   const auto never = [&](auto kind) { body(kind, std::false_type{}); };
   switch (m.code_kind) {
     case VN_CODE_IQ2_XXS:

@@ -421,7 +421,7 @@ struct IndexTables {
   __m512i digits[8], signs[2];
 
   VN_INLINE explicit IndexTables(const uint8_t* tables) {
-    static constexpr ByteTables<128> kSigns = make_signs<Kind>();
+    [[maybe_unused]] static constexpr ByteTables<128> kSigns = make_signs<Kind>();
     each<8>([&](auto i) VN_NOW {
       digits[i] = _mm512_loadu_si512(tables + 64 * i);
       if constexpr (Kind == VN_CODE_IQ3_XXS) {
