@@ -42,6 +42,7 @@ from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_mo
 from tests.model_executor.models.decoder.drafting import write_drafting_model
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
+    deepseek_v32,
     gemma4_moe,
     gemma4_small,
     glm5_next,
@@ -142,6 +143,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "kimi": kimi_linear(vocab_size=VOCAB_SIZE),
     # Of most prompts a part of the keys is chosen.
     "glm": glm5_next(vocab_size=VOCAB_SIZE, index_topk=32),
+    "deepseek-v3.2": deepseek_v32(vocab_size=VOCAB_SIZE),
 }
 # Ten layers of every kind, FP8 matrices and FP4 experts.
 V41 = "deepseek-v4.1"
@@ -151,6 +153,7 @@ DRAFTING = {
     "qwen3.5-experts-mtp": "qwen 3.5 with experts",
     "qwen3-next-mtp": "qwen3-next",
     "glm-mtp": "glm",
+    "deepseek-v3.2-mtp": "deepseek v3.2",
 }
 
 

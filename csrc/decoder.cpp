@@ -1,5 +1,5 @@
 // Decoders of grouped-query attention (Llama, Qwen 3, Gemma 3 and 4, gpt-oss), and of recurrent layers
-// and latent attention (Qwen 3.5, Kimi Linear, GLM 5.3 Flash). The maths is that of the torch modules in
+// and latent attention (Qwen 3.5, Kimi Linear, DeepSeek V3.2). The maths is that of the torch modules in
 // vllm/model_executor/models/decoder.
 #include "build.h"
 #include "entries.h"
@@ -10,6 +10,7 @@
 #include "mixture.h"
 #include "pool_indexer.h"
 #include "recurrent.h"
+#include "turns.h"
 #include "unit_attention.h"
 #include "wanted_rows.h"
 
@@ -50,16 +51,6 @@ inline void activate_row(const vn_decoder_layer& layer, const float* gate_up, in
     clamped_silu_row(gate_up, inner, layer.limit, out);
   } else {
     clamped_row(gate_up, inner, layer.alpha, layer.limit, out);
-  }
-}
-
-// Turns pairs (i, i + d / 2) of a head.
-inline void rotate_halves(float* head, const float* turns, int64_t d) {
-  const int64_t half = d / 2;
-  for (int64_t i = 0; i < half; ++i) {
-    const float a = head[i], b = head[half + i];
-    head[i] = a * turns[2 * i] - b * turns[2 * i + 1];
-    head[half + i] = b * turns[2 * i] + a * turns[2 * i + 1];
   }
 }
 
@@ -346,9 +337,11 @@ class DecoderLayers {
       queries = {taken, heads * d, d};
     }
     if (layer.indexer != nullptr) {
-      indexer_.keep(*layer.indexer, x);
+      const Turns* turns = find_turns(layer);
+      const HeadTurns own = {turns == nullptr ? nullptr : turns->of(0), layer.num_turned};
+      indexer_.keep(*layer.indexer, own, x);
       const std::vector<int64_t> all = narrows ? wanted_ : list_rows(t_);
-      indexer_.choose(*layer.indexer, product, width, all, chosen_);
+      indexer_.choose(*layer.indexer, own, product, width, all, chosen_);
     }
     float* attended = space_.attended.take(t_ * heads * d);
     units_.attend(layer, list_spans(narrows), queries, own_rows,

@@ -1,5 +1,5 @@
-// The choice of the keys that a query attends to, by pools of consecutive tokens (GLM 5.3 Flash). The
-// maths is that of decoder/indexed_attention.py.
+// The choice of the keys that a query attends to, by pools of consecutive tokens (GLM 5.3 Flash), or of
+// one (DeepSeek V3.2). The maths is that of decoder/indexed_attention.py.
 #pragma once
 
 #include <vector>
@@ -7,6 +7,7 @@
 #include "build.h"
 #include "compressor.h"
 #include "kernels.h"
+#include "turns.h"
 
 namespace vn {
 namespace VN_BUILD {
@@ -21,25 +22,29 @@ class PoolIndexer {
       : pool_(pool), space_(space), step_(step), pages_(pages), missing_(missing) {}
 
   // Keeps what the inputs x [T, D] leave in open pools, and the keys of pools that are complete.
-  void keep(const vn_pool_indexer& l, const float* x) {
+  void keep(const vn_pool_indexer& l, const HeadTurns& turns, const float* x) {
     const int64_t t = step_.num_tokens, width = l.width, inputs_width = l.inputs.rows;
     float* inputs = space_.index_rows.take(t * inputs_width);
     float* gates = space_.index_queries.take(t * width);
+    const bool has_pools = l.pool_size > 1;
     const Product products[2] = {
         whole_product(x, l.inputs.cols, t, l.inputs, inputs, inputs_width),
         whole_product(x, l.gate.cols, t, l.gate, gates, width),
     };
-    multiply_all(pool_, products, 2);
+    multiply_all(pool_, products, has_pools ? 2 : 1);
     float* rows = space_.rows.take(t * 2 * width);
     for_rows(pool_, t, 20 * width, [&](int64_t row) {
       float* own = rows + row * 2 * width;
       norm_key(l, inputs + row * inputs_width, own);
+      turn_heads(l, turns, row, own, 1);
+      if (!has_pools) return store_row(pages_, l.keys, row, step_.positions[row], own);
       const float* bias = l.place_bias + step_.positions[row] % l.pool_size * width;
       for (int64_t i = 0; i < width; ++i) own[width + i] = gates[row * width + i] + bias[i];
       // Rounding here keeps the result independent of where chunks end.
       round_row(l.state.kind, own, 2 * width);
       store_row(pages_, l.state, row, step_.positions[row], own);
     });
+    if (!has_pools) return;
     const std::vector<Entry> entries = list_entries(step_, l.keys, l.pool_size);
     for_rows(pool_, static_cast<int64_t>(entries.size()), 60 * l.pool_size * width, [&](int64_t i) {
       complete(l, entries[i], rows);
@@ -54,8 +59,9 @@ class PoolIndexer {
 
   // Lists the positions of the keys that each of some flat rows attends to, ascending, of those that
   // choose; latents [T, rank] of their queries are `stride` apart. keep() was called for the layer.
-  void choose(const vn_pool_indexer& l, const float* latents, int64_t stride,
-              const std::vector<int64_t>& rows, std::vector<std::vector<int64_t>>& chosen) {
+  void choose(const vn_pool_indexer& l, const HeadTurns& turns, const float* latents,
+              int64_t stride, const std::vector<int64_t>& rows,
+              std::vector<std::vector<int64_t>>& chosen) {
     chosen.resize(step_.num_tokens);
     for (auto& own : chosen) own.clear();
     std::vector<int64_t> choosing;
@@ -64,11 +70,19 @@ class PoolIndexer {
     }
     for (size_t i = 0; i < choosing.size(); i += kIndexRows) {
       const int64_t count = std::min<int64_t>(kIndexRows, choosing.size() - i);
-      choose_some(l, latents, stride, choosing.data() + i, count, chosen);
+      choose_some(l, turns, latents, stride, choosing.data() + i, count, chosen);
     }
   }
 
  private:
+  // Turns the first values of heads of a flat row, if the layer turns any.
+  static void turn_heads(const vn_pool_indexer& l, const HeadTurns& turns, int64_t row,
+                         float* heads, int64_t count) {
+    if (turns.values == nullptr) return;
+    const float* own = turns.values + row * turns.width;
+    for (int64_t h = 0; h < count; ++h) rotate_halves(heads + h * l.width, own, turns.width);
+  }
+
   // The first values of a row of inputs, brought to a mean of 0 and a variance of 1, times weights,
   // and a bias.
   static void norm_key(const vn_pool_indexer& l, const float* values, float* out) {
@@ -110,14 +124,20 @@ class PoolIndexer {
     return step_.row_starts[request] + position - step_.starts[request];
   }
 
-  void choose_some(const vn_pool_indexer& l, const float* latents, int64_t stride,
-                   const int64_t* rows, int64_t count, std::vector<std::vector<int64_t>>& chosen) {
+  void choose_some(const vn_pool_indexer& l, const HeadTurns& turns, const float* latents,
+                   int64_t stride, const int64_t* rows, int64_t count,
+                   std::vector<std::vector<int64_t>>& chosen) {
     const int64_t heads = l.num_heads, width = heads * l.width;
     std::vector<int32_t> sources(rows, rows + count);
     float* queries = space_.index_queries.take(count * width);
     const Product product = {latents,   stride,          sources.data(), count, &l.queries, 0,
                              l.queries.rows, queries, width};
     multiply_all(pool_, &product, 1);
+    if (turns.values != nullptr) {
+      for_rows(pool_, count, 10 * heads * turns.width, [&](int64_t i) {
+        turn_heads(l, turns, rows[i], queries + i * width, heads);
+      });
+    }
     int64_t most = 0;
     for (int64_t i = 0; i < count; ++i) most = std::max(most, choices_of(l, rows[i]));
     float* scores = space_.scores.take(count * most);

@@ -180,7 +180,7 @@ class CheckedStep {
             "a cache of bytes has other rows than keys and values of the layer's heads");
       if (layer.indexer != nullptr) {
         const int64_t size = layer.indexer->pool_size;
-        check_cache(layer.indexer->state, read_few);
+        if (size > 1) check_cache(layer.indexer->state, read_few);
         check_cache(layer.indexer->keys, [&](int64_t start) { return start / size * size; });
       }
       return;

@@ -310,7 +310,9 @@ typedef struct {
 } vn_latents;
 
 // A choice of the keys that a query attends to, by pools of pool_size tokens: those of the num_chosen
-// complete pools of the highest scores, and all behind the last complete one. J heads of I values.
+// complete pools of the highest scores, and all behind the last complete one. J heads of I values, the
+// first of which the layer's frequencies turn, if it has any: pairs (i, i + half). The key of a pool of
+// one token is the token's: there are no gate, bias and state then.
 typedef struct {
   vn_matrix queries;  // [J * I, rank], of the latent of the layer's queries
   vn_matrix inputs;   // [I + J, D]: index keys, then the heads' weights

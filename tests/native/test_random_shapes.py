@@ -10,6 +10,7 @@ import torch
 from tests.model_executor.models.decoder.building import build_model, make_harness
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
+    deepseek_v32,
     gemma3,
     glm5_next,
     gpt_oss,
@@ -38,6 +39,7 @@ FAMILIES = {
     "gpt_oss": gpt_oss,
     "kimi_linear": kimi_linear,
     "glm5_next": glm5_next,
+    "deepseek_v32": deepseek_v32,
 }
 
 
@@ -66,6 +68,8 @@ def draw_decoder(name: str, rng: random.Random) -> dict[str, Any]:
         drawn |= draw_kimi_linear(rng)
     if name == "glm5_next":
         drawn |= draw_glm5_next(rng)
+    if name == "deepseek_v32":
+        drawn |= draw_deepseek_v32(rng)
     return FAMILIES[name](**drawn)
 
 
@@ -97,6 +101,30 @@ def draw_kimi_linear(rng: random.Random) -> dict[str, Any]:
             "num_heads": rng.randrange(1, 5),
             "short_conv_kernel_size": rng.choice([2, 3, 4, 6]),
         },
+    }
+
+
+def draw_deepseek_v32(rng: random.Random) -> dict[str, Any]:
+    """Returns fields of latents that an indexer chooses from, token by token, and experts."""
+    heads, experts, turned = rng.randrange(1, 6), rng.randrange(2, 9), 2 * rng.randrange(1, 12)
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": rng.randrange(2, 50),
+        "kv_lora_rank": 2 * rng.randrange(2, 30),
+        "qk_nope_head_dim": rng.randrange(1, 40),
+        "qk_rope_head_dim": turned,
+        "v_head_dim": rng.randrange(1, 40),
+        "tie_word_embeddings": False,
+        "moe_intermediate_size": rng.randrange(2, 50),
+        "n_routed_experts": experts,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": rng.randrange(1, experts + 1),
+        "index_n_heads": rng.choice([1, 3, 32]),
+        "index_head_dim": turned + rng.randrange(20),
+        "index_topk": rng.choice([1, 7, 40]),
+        "num_nextn_predict_layers": 0,
     }
 
 

@@ -40,6 +40,7 @@ from vllm.model_executor.models.decoder.model import (
     DecoderDrafter,
     DecoderForCausalLM,
 )
+from vllm.model_executor.models.decoder.pool_keys import PoolKeys
 from vllm.model_executor.models.decoder.recurrence import RecurrentNet
 from vllm.model_executor.models.decoder.rope_config import RopeConfig
 from vllm.model_executor.models.decoder.short_convolution import ShortConvolution
@@ -451,16 +452,17 @@ class NativeDecoder:
         bound = structs.PoolIndexer(
             queries=bind.linear(attention.index_queries),
             inputs=bind.linear(attention.index_inputs),
-            gate=bind.matrix(attention.gate),
-            place_bias=bind.vector(attention.place_bias),
             key_norm=bind.vector(attention.key_norm),
-            state=self._cache(pool_state_name(index)),
             keys=self._cache(pool_keys_name(index)),
             num_heads=plan.num_heads,
             width=plan.head_dim,
             pool_size=plan.pool_size,
             num_chosen=plan.num_chosen,
         )
+        if isinstance(attention.pool_keys, PoolKeys):
+            bound.gate = bind.matrix(attention.pool_keys.gate)
+            bound.place_bias = bind.vector(attention.pool_keys.place_bias)
+            bound.state = self._cache(pool_state_name(index))
         self._parts.append(bound)
         layer.indexer = pointer(bound)
 

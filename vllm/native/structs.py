@@ -6,7 +6,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 26
+ABI_VERSION = 27
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16, INT8 = range(9)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2

@@ -30,7 +30,7 @@ from vllm.parser.grammar_formats import (
 )
 from vllm.parser.tagged import ReasoningTags
 from vllm.tokenizers.chat_tools import ToolSpec
-from vllm.tokenizers.deepseek_v4_tools import BLOCK_GAP, DSML, V4_TAGS, V41_TAGS, DsmlTags
+from vllm.tokenizers.deepseek_v4_tools import BLOCK_GAP, DSML, V4_TAGS, V32_TAGS, V41_TAGS, DsmlTags
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +244,7 @@ _ANALYSIS = sequence(
 )
 _HERMES = _Spelling(_hermes, breaks_behind_thought=True)
 _SPELLINGS: Mapping[str, _Spelling] = {
+    "deepseek_v32": _Spelling(partial(_deepseek, V32_TAGS)),
     "deepseek_v4": _Spelling(partial(_deepseek, V4_TAGS)),
     "deepseek_v41": _Spelling(partial(_deepseek, V41_TAGS)),
     "gemma4": _Spelling(_listed(gemma_call("<|tool_call>", "<tool_call|>", '<|"|>'), "")),

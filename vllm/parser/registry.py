@@ -24,6 +24,7 @@ _HARMONY_PARSER = "harmony:HarmonyParser"
 # Where a format's ``ToolDialect`` is, as "module:name" of this folder: a server loads its own
 # format's alone. None: gpt-oss, whose reasoning and calls one machine reads.
 TOOL_PARSERS: Mapping[str, str | None] = {
+    "deepseek_v32": "tag_dialects:DSML_V4",
     "deepseek_v4": "tag_dialects:DSML_V4",
     "deepseek_v41": "tag_dialects:DSML_V41",
     "functiongemma": "gemma:FUNCTION_GEMMA",
@@ -40,6 +41,7 @@ TOOL_PARSERS: Mapping[str, str | None] = {
     "qwen3_coder": "tag_dialects:QWEN3_CODER",
 }
 REASONING_PARSERS: Mapping[str, ReasoningTags | None] = {
+    "deepseek_v32": ReasoningTags(),
     "deepseek_v4": ReasoningTags(),
     "deepseek_v41": ReasoningTags(),
     "gemma4": ReasoningTags("<|channel>thought", "<channel|>", trims=True),
@@ -77,6 +79,7 @@ _TOOLS_OF_TEMPLATE = (
     ("<arg_key>", "glm"),
     ("<parameter=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
+    ("\uff5cDSML\uff5cfunction_calls", "deepseek_v32"),
     ("\uff5cDSML\uff5c", "deepseek_v4"),
 )
 _REASONING_OF_TEMPLATE = (
@@ -212,6 +215,8 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
     if model_type.startswith("deepseek_v4") and tools in (NONE, "deepseek_v4"):
         own = "deepseek_v41" if model_type.startswith("deepseek_v41") else "deepseek_v4"
         return ParserChoice(own, own)
+    if tools == "deepseek_v32" or (model_type == "deepseek_v32" and not template):
+        return ParserChoice("deepseek_v32", "deepseek_v32")
     return ParserChoice(reasoning, tools)
 
 

@@ -6,9 +6,10 @@ have none here: a template that lacks them belongs to another model.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from vllm.tokenizers.deepseek_v4_tools import V41_TAGS, calls_block
+from vllm.tokenizers.deepseek_v4_tools import V4_TAGS, V32_TAGS, V41_TAGS, DsmlTags, calls_block
 from vllm.tokenizers.described_tools import WriteCalls
 from vllm.tokenizers.tool_calls import MessageCall
 
@@ -64,12 +65,8 @@ def _glm(calls: Sequence[MessageCall]) -> str:
     )
 
 
-def _deepseek(calls: Sequence[MessageCall]) -> str:
-    return calls_block(calls).strip()
-
-
-def _deepseek_v41(calls: Sequence[MessageCall]) -> str:
-    return calls_block(calls, V41_TAGS).strip()
+def _deepseek(tags: DsmlTags, calls: Sequence[MessageCall]) -> str:
+    return calls_block(calls, tags).strip()
 
 
 def _fields(call: MessageCall) -> dict[str, Any]:
@@ -90,8 +87,9 @@ def _json(value: Any) -> str:
 
 
 CALL_WRITERS: Mapping[str, WriteCalls] = {
-    "deepseek_v4": _deepseek,
-    "deepseek_v41": _deepseek_v41,
+    "deepseek_v32": partial(_deepseek, V32_TAGS),
+    "deepseek_v4": partial(_deepseek, V4_TAGS),
+    "deepseek_v41": partial(_deepseek, V41_TAGS),
     "glm": _glm,
     "hermes": _hermes,
     "llama3_json": _llama,

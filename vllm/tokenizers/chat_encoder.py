@@ -6,6 +6,7 @@ from typing import Any
 from vllm.exceptions import ConfigError, UserInputError
 from vllm.tokenizers.chat_messages import ChatEncoder, ChatOptions, ChatPrompt
 from vllm.tokenizers.deepseek_v4_encoding import DeepseekV4ChatEncoder, resolve_thinking
+from vllm.tokenizers.deepseek_v32_encoding import DeepseekV32ChatEncoder
 from vllm.tokenizers.deepseek_v41_encoding import DeepseekV41ChatEncoder
 from vllm.tokenizers.described_tools import WriteCalls
 from vllm.tokenizers.gemma4_encoding import Gemma4ChatEncoder, is_gemma4
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 _ENCODER_OF_MODEL_TYPE: Mapping[str, type[DeepseekV4ChatEncoder]] = {
+    "deepseek_v32": DeepseekV32ChatEncoder,
     "deepseek_v4": DeepseekV4ChatEncoder,
     "deepseek_v41": DeepseekV41ChatEncoder,
     "deepseek_v41_text": DeepseekV41ChatEncoder,
@@ -65,9 +67,9 @@ def make_chat_encoder(
 ) -> ChatEncoder:
     """Choose how a checkpoint's chats become prompts.
 
-    The user's template wins; then the encoding built in for the model type; then the checkpoint's
-    own template; then Mistral's or Gemma 4's format, where the vocabulary has its tokens. Without
-    any, chats are refused request by request.
+    The user's template wins; then the encoding built in for the model type, unless that yields to a
+    template; then the checkpoint's own template; then Mistral's or Gemma 4's format, where the
+    vocabulary has its tokens. Without any, chats are refused request by request.
 
     Args:
         checkpoint_config: The content of config.json.
@@ -117,8 +119,9 @@ def find_templates(
     Raises:
         ConfigError: The template cannot be read.
     """
-    is_built_in = checkpoint_config.get("model_type") in _ENCODER_OF_MODEL_TYPE
-    if chat_template is None and is_built_in:
+    built_in = _ENCODER_OF_MODEL_TYPE.get(checkpoint_config.get("model_type", ""))
+    yields = built_in is None or (built_in.yields_to_template and bool(tokenizer.chat_templates))
+    if chat_template is None and not yields:
         return None
     templates = choose_templates(chat_template, tokenizer.chat_templates)
     if templates is None and (known := find_mistral_template(tokenizer)) is not None:

@@ -76,6 +76,7 @@ class PromptFormat:
         turn_roles: Whose turns end the reasoning before them.
         counts_effort: Whether efforts may be numbers.
         part_gap: What stands between the parts of a content.
+        thinks: Whether the model thinks where a request does not say.
     """
 
     name: str
@@ -85,6 +86,7 @@ class PromptFormat:
     turn_roles: tuple[str, ...] = ("user", "tool")
     counts_effort: bool = False
     part_gap: str = "\n"
+    thinks: bool = True
 
 
 V4_FORMAT = PromptFormat(
@@ -106,6 +108,8 @@ class DeepseekV4ChatEncoder:
 
     ignores_tools = False
     format: ClassVar[PromptFormat] = V4_FORMAT
+    # Whether a template that lies beside the checkpoint comes first.
+    yields_to_template: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -140,12 +144,11 @@ class DeepseekV4ChatEncoder:
         parsed = [message for _, message in placed]
         thinking = resolve_thinking(options, own)
         guarded = guard_messages(self._literal_text, parsed, options.tools)
-        text = render(
+        text = self.render(
             guarded.messages,
             thinking=thinking,
             tools=guarded.tools,
             effort=resolve_effort(options, own),
-            form=own,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
         )
@@ -163,13 +166,34 @@ class DeepseekV4ChatEncoder:
             left_out_billing_line=has_line,
         )
 
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        thinking: bool,
+        tools: Sequence[ToolSpec],
+        effort: str | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+    ) -> str:
+        """Return the prompt text of checked messages; see the function of that name."""
+        return render(
+            messages,
+            thinking=thinking,
+            tools=tools,
+            effort=effort,
+            form=self.format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
 
 def _join_parts(message: ChatMessage, gap: str) -> ChatMessage:
     return replace(message, content=join_texts(message.parts or (), gap))
 
 
 def resolve_thinking(options: ChatOptions, form: PromptFormat = V4_FORMAT) -> bool:
-    """Return whether the answer starts with reasoning: yes, unless the request turns it off.
+    """Return whether the answer starts with reasoning: as the release, unless the request says.
 
     Raises:
         UserInputError: An unknown template argument, or one of the wrong type.
@@ -182,7 +206,8 @@ def resolve_thinking(options: ChatOptions, form: PromptFormat = V4_FORMAT) -> bo
             f"prompt format does not know: use {', '.join(_THINKING_SWITCHES)} or {_EFFORT_KWARG}.",
             "chat_template_kwargs",
         )
-    thinking = True
+    effort = resolve_effort(options, form)
+    said: list[bool] = []
     for name in _THINKING_SWITCHES:
         value = kwargs.get(name)
         if value is not None and not isinstance(value, bool):
@@ -190,8 +215,10 @@ def resolve_thinking(options: ChatOptions, form: PromptFormat = V4_FORMAT) -> bo
                 f"chat_template_kwargs.{name}={value!r} must be true or false.",
                 "chat_template_kwargs",
             )
-        thinking = thinking and value is not False
-    return thinking and resolve_effort(options, form) != "none"
+        if value is not None:
+            said.append(value)
+    thinking = all(said) if said else form.thinks or effort is not None
+    return thinking and effort != "none"
 
 
 def resolve_effort(options: ChatOptions, form: PromptFormat = V4_FORMAT) -> str | None:
@@ -229,7 +256,7 @@ def render(
         continue_final_message: Whether the last message, an assistant's, is left open.
     """
     keeps_reasoning = bool(tools) or any(m.tool_calls for m in messages)
-    turns = user_turns(_with_tools(messages, tools_section(tools, form.tags)))
+    turns = user_turns(add_tools(messages, tools_section(tools, form.tags)))
     last_user = max((i for i, m in enumerate(turns) if m.role in form.turn_roles), default=-1)
     asked = form.ask_effort(effort) if thinking else ""
     pieces = [BOS, form.system + asked if asked else ""]
@@ -248,8 +275,8 @@ def render(
     return "".join(pieces)
 
 
-def _with_tools(messages: Sequence[ChatMessage], section: str) -> list[ChatMessage]:
-    """The messages with the tools behind the first system text, which there is then in any case."""
+def add_tools(messages: Sequence[ChatMessage], section: str) -> list[ChatMessage]:
+    """Return messages with the tools behind the first system text, which there is then anyway."""
     at = next((i for i, m in enumerate(messages) if m.role == "system"), None)
     if not section:
         return list(messages)

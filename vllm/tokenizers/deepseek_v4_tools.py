@@ -8,7 +8,8 @@
     </｜DSML｜tool_calls>
 
 A parameter is text as it stands (``string="true"``) or JSON. Results stand in the next user turn,
-in the order of the calls, as ``<tool_result>...</tool_result>``. DeepSeek-V4.1 writes other tags:
+in the order of the calls, as ``<tool_result>...</tool_result>``. DeepSeek-V4.1 writes other tags,
+and the outer one is ``function_calls`` in DeepSeek-V3.2:
 
     <｜DSML｜ calls>
     <｜DSML｜ invoke name="find">
@@ -33,10 +34,12 @@ class DsmlTags:
     Attributes:
         outer: Name of the tag around all calls.
         gap: What stands before a name.
+        results: Name of the tag around results.
     """
 
     outer: str
     gap: str = ""
+    results: str = "tool_result"
 
     def open(self, name: str) -> str:
         """Return the beginning of a tag, which attributes or a bracket follow."""
@@ -57,6 +60,7 @@ class DsmlTags:
         return self.close(self.outer)
 
 
+V32_TAGS = DsmlTags("function_calls", results="function_results")
 V4_TAGS = DsmlTags("tool_calls")
 V41_TAGS = DsmlTags("calls", " ")
 
@@ -71,7 +75,7 @@ You can call the functions listed below. To call some, end your reply with one b
 
 {block}
 
-string="true": VALUE is plain text. string="false": VALUE is JSON. Results come in <tool_result>.
+string="true": VALUE is plain text. string="false": VALUE is JSON. Results come in <{results}>.
 
 Functions:
 
@@ -91,7 +95,8 @@ def tools_section(tools: Sequence[ToolSpec], tags: DsmlTags = V4_TAGS) -> str:
         tags.close("invoke"),
         tags.block_close,
     ]
-    return "\n\n" + _TOOLS_TEXT.replace("{block}", "\n".join(shown)) + lines
+    told = _TOOLS_TEXT.replace("{block}", "\n".join(shown)).replace("{results}", tags.results)
+    return "\n\n" + told + lines
 
 
 def calls_block(calls: Sequence[MessageCall], tags: DsmlTags = V4_TAGS) -> str:
@@ -124,25 +129,32 @@ def user_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """
     turns: list[ChatMessage] = []
     run: list[ChatMessage] = []
-    order: dict[str | None, int] = {}
+    calls: ChatMessage | None = None
     for message in messages:
         if message.role in ("user", "tool"):
             run.append(message)
             continue
-        turns += _merged(run, order)
+        turns += _merged(run, calls)
         run = []
         turns.append(message)
         if message.role == "assistant":
-            order = {call.id: i for i, call in enumerate(message.tool_calls)}
-    return turns + _merged(run, order)
+            calls = message
+    return turns + _merged(run, calls)
 
 
-def _merged(run: Sequence[ChatMessage], order: dict[str | None, int]) -> list[ChatMessage]:
+def order_results(results: Sequence[ChatMessage], calls: ChatMessage | None) -> list[ChatMessage]:
+    """Return results in the order of an assistant's calls; those of no call come last."""
+    made = () if calls is None else calls.tool_calls
+    order = {call.id: i for i, call in enumerate(made)}
+    return sorted(results, key=lambda result: order.get(result.tool_call_id, len(order)))
+
+
+def _merged(run: Sequence[ChatMessage], calls: ChatMessage | None) -> list[ChatMessage]:
     if not run:
         return []
     results = [message for message in run if message.role == "tool"]
     # Results keep the places that results have; which one stands where is the calls' order.
-    by_call = iter(sorted(results, key=lambda result: order.get(result.tool_call_id, len(order))))
+    by_call = iter(order_results(results, calls))
     blocks = [
         f"<tool_result>{next(by_call).content}</tool_result>"
         if message.role == "tool"

@@ -38,7 +38,7 @@ def write_keys(
         if arch == "lfm2moe":
             writer.add_leading_dense_block_count(raw["num_dense_layers"])
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    elif arch != "deepseek2":
+    elif arch not in _LATENT:
         writer.add_head_count_kv(raw["num_key_value_heads"])
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -52,7 +52,7 @@ def write_keys(
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if "mscale_all_dim" in rope:
-            share = 0.1 if arch == "deepseek2" else 1.0
+            share = 0.1 if arch in _LATENT else 1.0
             writer.add_rope_scaling_yarn_log_mul(share * rope["mscale_all_dim"])
         if "llama_4_scaling_beta" in rope:
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
@@ -88,11 +88,24 @@ def write_keys(
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
     if arch == "qwen3next":
         write_recurrent_keys(writer, raw)
-    if arch == "deepseek2":
+    if arch in _LATENT:
         write_latent_keys(writer, raw, has_whole_heads=has_whole_heads)
+    if "index_topk" in raw:
+        write_indexer_keys(writer, arch, raw)
 
 
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
+_LATENT = ("deepseek2", "deepseek32")
+
+
+def write_indexer_keys(writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]) -> None:
+    """Writes what chooses keys."""
+    for name, number in {
+        "head_count": raw["index_n_heads"],
+        "key_length": raw["index_head_dim"],
+        "top_k": raw["index_topk"],
+    }.items():
+        writer.add_uint32(f"{arch}.attention.indexer.{name}", number)
 
 
 def write_latent_keys(
@@ -114,7 +127,7 @@ def write_latent_keys(
         writer.add_key_length_mla(raw["qk_nope_head_dim"] + turned)
         writer.add_value_length_mla(raw["v_head_dim"])
     writer.add_rope_dimension_count(turned)
-    is_v3 = raw["model_type"] == "deepseek_v3"
+    is_v3 = raw["model_type"] != "deepseek_v2"
     kinds = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kinds.SIGMOID if is_v3 else kinds.SOFTMAX)
 
@@ -233,10 +246,8 @@ def write_recurrent_keys_by_channel(
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if arch == "glm5-next":
         writer.add_q_lora_rank(raw["q_lora_rank"])
+        write_indexer_keys(writer, arch, raw)
         for name, number in {
-            "attention.indexer.head_count": raw["index_n_heads"],
-            "attention.indexer.key_length": raw["index_head_dim"],
-            "attention.indexer.top_k": raw["index_topk"],
             "attention.indexer.kpool": raw["index_kpool"],
             "hyper_connection.count": 4,
             "hyper_connection.sinkhorn_iterations": 20,
@@ -310,7 +321,9 @@ def write_family(
     else:
         write_tokenizer(writer, tokenizer, raw["vocab_size"])
     write_more(writer)
-    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    # The package has no map of its own for it, but for a model with the same layers.
+    known = "glm-dsa" if arch == "deepseek32" else arch
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     names = gguf.get_tensor_name_map(number, raw["num_hidden_layers"])
 
     def add(name: str, value: np.ndarray) -> None:

@@ -25,6 +25,7 @@ def test_others_are_refused_by_name(names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
+        ("deepseek_v32", "DeepseekV32ForCausalLM"),
         ("deepseek_v4", "DeepseekV4ForCausalLM"),
         ("gemma3", "Gemma3ForConditionalGeneration"),
         ("gemma3_text", "Gemma3ForCausalLM"),

@@ -282,6 +282,12 @@ _LATENT = {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
 }
+_INDEXER = {
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+}
 
 # The norm behind the last layer is called after the embedding.
 _LFM2_TOP = {**_TOP, "token_embd_norm": "model.norm"}
@@ -315,6 +321,17 @@ _SCORED_TAKES = (
     Take("norm_topk_prob", "expert_weights_norm", "boolean", False),
     Take("n_group", "expert_group_count", is_optional=True),
     Take("topk_group", "expert_group_used_count", is_optional=True),
+)
+_LATENT_TAKES = (
+    *_SCORED_TAKES,
+    Take("kv_lora_rank", "attention.kv_lora_rank"),
+    Take("q_lora_rank", "attention.q_lora_rank", is_optional=True),
+    Take("rope_theta", "rope.freq_base", "number", 10_000.0),
+)
+_INDEXER_TAKES = (
+    Take("index_n_heads", "attention.indexer.head_count"),
+    Take("index_head_dim", "attention.indexer.key_length"),
+    Take("index_topk", "attention.indexer.top_k"),
 )
 # Files store norms with one added, as they are multiplied by.
 _WHOLE_NORMS = {"norm_weights_are_factors": True}
@@ -469,13 +486,17 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             "DeepseekV3ForCausalLM",
             "deepseek_v3",
             readers.read_deepseek2,
-            (
-                *_SCORED_TAKES,
-                Take("kv_lora_rank", "attention.kv_lora_rank"),
-                Take("q_lora_rank", "attention.q_lora_rank", is_optional=True),
-                Take("rope_theta", "rope.freq_base", "number", 10_000.0),
-            ),
+            _LATENT_TAKES,
             parts={**_SCORED, **_LATENT},
+            vectors=_SCORE_VECTORS,
+            drafts=_OWN_DRAFTS,
+        ),
+        "deepseek32": Architecture(
+            "DeepseekV32ForCausalLM",
+            "deepseek_v32",
+            readers.read_deepseek32,
+            (*_LATENT_TAKES, *_INDEXER_TAKES),
+            parts={**_SCORED, **_LATENT, **_INDEXER},
             vectors=_SCORE_VECTORS,
             drafts=_OWN_DRAFTS,
         ),
@@ -552,9 +573,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 Take("q_lora_rank", "attention.q_lora_rank"),
                 Take("v_head_dim", "attention.value_length_mla"),
                 Take("qk_nope_head_dim", "attention.key_length_mla"),
-                Take("index_n_heads", "attention.indexer.head_count"),
-                Take("index_head_dim", "attention.indexer.key_length"),
-                Take("index_topk", "attention.indexer.top_k"),
+                *_INDEXER_TAKES,
                 Take("index_kpool", "attention.indexer.kpool"),
                 Take("linear_head_dim", "kda.head_dim"),
                 Take("linear_conv_kernel_dim", "ssm.conv_kernel"),
@@ -567,10 +586,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 **_SCORED,
                 **_LATENT,
                 **_CHANNELS,
-                "indexer.k_norm": "self_attn.indexer.k_norm",
-                "indexer.proj": "self_attn.indexer.weights_proj",
-                "indexer.attn_k": "self_attn.indexer.wk",
-                "indexer.attn_q_b": "self_attn.indexer.wq_b",
+                **_INDEXER,
             },
             {
                 **_CHANNEL_VECTORS,
@@ -620,9 +636,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 Take("o_lora_rank", "attention.output_lora_rank"),
                 _WINDOW,
                 Take("compress_rope_theta", "attention.compress_rope_freq_base", "number"),
-                Take("index_n_heads", "attention.indexer.head_count"),
-                Take("index_head_dim", "attention.indexer.key_length"),
-                Take("index_topk", "attention.indexer.top_k"),
+                *_INDEXER_TAKES,
                 Take("qk_rope_head_dim", "rope.dimension_count"),
                 Take("rope_theta", "rope.freq_base", "number", 10_000.0),
                 Take("n_routed_experts", "expert_count"),

@@ -396,6 +396,26 @@ _GLM_FLASH_LAYERS, _GLM_FLASH_VOCABULARY = (47, 48), 154_880
 
 def read_deepseek2(keys: Keys) -> dict[str, Any]:
     """Return what files of DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash say besides the table."""
+    config = _read_latent_heads(keys)
+    if _find_gating(keys) == _SIGMOID:
+        return config
+    groups = keys.count("expert_group_count")
+    return {
+        **config,
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+    }
+
+
+def read_deepseek32(keys: Keys) -> dict[str, Any]:
+    """Return what files of DeepSeek V3.2 say besides the table."""
+    keys.require("expert_gating_func", _SIGMOID, _SIGMOID)
+    return _read_latent_heads(keys)
+
+
+def _read_latent_heads(keys: Keys) -> dict[str, Any]:
+    """Returns the widths of latent attention with positions, and how these are stretched."""
     turned = keys.integer("rope.dimension_count")
     # Old files give the widths of heads where newer ones give those of cached rows.
     is_old = not keys.has("attention.key_length_mla")
@@ -414,15 +434,7 @@ def read_deepseek2(keys: Keys) -> dict[str, Any]:
     if "rope_scaling" in config and keys.has(_LOG_MULTIPLIER):
         share = round(keys.number(_LOG_MULTIPLIER) / _YARN_STEP, 6)
         config["rope_scaling"] |= {"mscale": share, "mscale_all_dim": share}
-    if _find_gating(keys) == _SIGMOID:
-        return config
-    groups = keys.count("expert_group_count")
-    return {
-        **config,
-        "architectures": ["DeepseekV2ForCausalLM"],
-        "model_type": "deepseek_v2",
-        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
-    }
+    return config
 
 
 def _find_gating(keys: Keys) -> int:

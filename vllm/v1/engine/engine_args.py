@@ -72,7 +72,7 @@ from vllm.v1.engine.option_flags import add_option_flags
 
 logger = init_logger(__name__)
 
-TOKENIZER_MODES = ("auto", "deepseek_v4")
+TOKENIZER_MODES = ("auto", "deepseek_v32", "deepseek_v4")
 _DEFAULT_BLOCK_SIZE = 16
 _DEFAULT_MAX_NUM_SEQS = 128
 _OFFLOADING_BACKENDS = ("native",)
@@ -107,7 +107,7 @@ class EngineArgs:
         "auto",
         group="model",
         choices=TOKENIZER_MODES,
-        more="`deepseek_v4` insists on that model type.",
+        more="`deepseek_v32` and `deepseek_v4` insist on that model type.",
     )
     dtype: str = option_of(ModelConfig, "dtype")
     quantization: str | None = option_of(ModelConfig, "quantization")

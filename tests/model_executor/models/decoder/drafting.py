@@ -14,6 +14,7 @@ from tests.model_executor.models.decoder.building import build_model
 from tests.model_executor.models.decoder.checkpoints import VOCAB_SIZE, write_model
 from tests.model_executor.models.decoder.reference import (
     build_hf_model,
+    deepseek_v32,
     glm5_next,
     published_tensors,
     qwen3_5,
@@ -105,6 +106,66 @@ class BlockOracle:
         return x * scale * (1 + self._norms[index])
 
 
+class DeepseekBlockOracle:
+    """The block of a DeepSeek V3.2, out of transformers' parts.
+
+    Args:
+        raw: The model's config.json.
+        target: transformers' model.
+        seed: Of the block's weights.
+    """
+
+    def __init__(self, raw: dict[str, Any], target: Any, seed: int) -> None:
+        self._target, self._raw = target, raw
+        # The block has experts, as the layers behind the first.
+        own = {**raw, "num_hidden_layers": 1, "first_k_dense_replace": 0}
+        self._model = build_quiet_model(own, seed)
+        width = raw["hidden_size"]
+        generator = torch.Generator().manual_seed(seed)
+        fc = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], 1)
+        self._fc = fc + 0.02 * torch.randn(fc.shape, generator=generator)
+        self._norms = 1 + 0.1 * torch.randn(2, width, generator=generator)
+        with torch.no_grad():
+            self._model.lm_head.weight.copy_(target.lm_head.weight)
+            self._model.model.norm.weight.copy_(target.model.norm.weight)
+        self.norm: torch.Tensor = self._model.model.norm.weight
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the block's tensors as releases name them."""
+        first, own = "model.layers.0.", f"model.layers.{self._raw['num_hidden_layers']}."
+        found = {
+            own + name.removeprefix(first): tensor
+            for name, tensor in published_tensors(self._model).items()
+            if name.startswith(first)
+        }
+        found[f"{own}eh_proj.weight"] = self._fc
+        found[f"{own}enorm.weight"], found[f"{own}hnorm.weight"] = map(torch.clone, self._norms)
+        found[f"{own}shared_head.norm.weight"] = self.norm.data
+        return found
+
+    def hidden(self, token_ids: list[int]) -> torch.Tensor:
+        """Returns the model's normed output [T, D]."""
+        with torch.inference_mode():
+            tokens = torch.tensor([token_ids])
+            found: torch.Tensor = self._target.model(tokens, use_cache=False).last_hidden_state[0]
+        return found
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Returns logits [T - 1, V]: row t guesses the token at t + 2."""
+        hidden = self.hidden(token_ids)[:-1]
+        with torch.inference_mode():
+            embedded = self._target.get_input_embeddings()(torch.tensor(token_ids[1:]))
+            embedded[0] = 0.0
+            joined = torch.cat([self._norm(embedded, 0), self._norm(hidden, 1)], -1)
+            x = joined @ self._fc.T
+            logits: torch.Tensor = self._model(inputs_embeds=x[None], use_cache=False).logits[0]
+        return logits
+
+    def _norm(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + self._raw["rms_norm_eps"]).rsqrt()
+        return x * scale * self._norms[index]
+
+
 class GlmBlockOracle:
     """The block of a GLM 5.3, out of the last layer of transformers' model, without streams.
 
@@ -180,12 +241,13 @@ def add_block(folder: Path, oracle: "Oracle") -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mtp_num_hidden_layers": 1}))
 
 
-Oracle = BlockOracle | GlmBlockOracle
+Oracle = BlockOracle | DeepseekBlockOracle | GlmBlockOracle
 
 DRAFTING_MODELS: dict[str, tuple[dict[str, Any], type[Oracle]]] = {
     "qwen 3.5": (qwen3_5(vocab_size=VOCAB_SIZE), BlockOracle),
     # Of more than 36 tokens a part is chosen.
     "glm": (glm5_next(vocab_size=VOCAB_SIZE, index_topk=32), GlmBlockOracle),
+    "deepseek v3.2": (deepseek_v32(vocab_size=VOCAB_SIZE), DeepseekBlockOracle),
 }
 
 

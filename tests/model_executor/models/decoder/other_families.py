@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from tests.model_executor.models.decoder.reference import _BASE, glm5_next, kimi_linear
+from tests.model_executor.models.decoder.reference import (
+    _BASE,
+    deepseek_v32,
+    glm5_next,
+    kimi_linear,
+)
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _SCORED = {
@@ -188,6 +193,7 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
         rope_parameters={**_YARN, "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 1.0},
         num_nextn_predict_layers=0,
     ),
+    "deepseek32": deepseek_v32(num_nextn_predict_layers=0),
     "deepseek2-softmax": _latent(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",

@@ -167,6 +167,50 @@ def kimi_linear(**overrides: Any) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if value is not None}
 
 
+def deepseek_v32(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny DeepseekV32ForCausalLM, of whose keys 32 are chosen."""
+    own = {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 24,
+        "q_lora_rank": 20,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.8,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+        "index_topk": 32,
+        "index_head_dim": 12,
+        # Of few heads a relu makes scores of zero, which tie.
+        "index_n_heads": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **overrides,
+    }
+    raw = {**_BASE, **own}
+    del raw["head_dim"]
+    return raw
+
+
 def glm5_next(**overrides: Any) -> dict[str, Any]:
     """Returns a tiny Glm5NextForConditionalGeneration; overrides are of its text part."""
     text = {

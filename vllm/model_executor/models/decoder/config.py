@@ -25,9 +25,12 @@ MXFP4_GROUP_SIZE = 32
 class IndexerPlan:
     """A choice of the keys that a query attends to, by pools of consecutive tokens.
 
+    Where the layer knows positions, they turn the first values of its queries and keys.
+
     Attributes:
         num_heads, head_dim: Of its own queries and keys.
-        pool_size: Tokens of a pool; pools are counted from the first token.
+        pool_size: Tokens of a pool; pools are counted from the first token. 1: a pool is a token,
+            and its key the token's.
         num_chosen: Pools that a query attends to, besides its own that is not complete.
     """
 

@@ -1,11 +1,12 @@
-"""Latent attention to chosen keys: an indexer ranks pools of consecutive tokens (GLM 5.3 Flash).
+"""Latent attention to chosen keys: an indexer ranks pools of consecutive tokens.
 
-    open pool   a token's [ index key | gate + bias of its place ]   kept until its pool is complete
-    pool key    sum over its tokens of softmax(gate + bias) * index key, by channel: kept for ever
+    index key   norm of a product of the token's input, turned where the layer knows positions
+    pool key    of its tokens' index keys (``pool_keys``)
     score       sum over heads of weight * relu(index query . pool key)
     keys        the tokens of the highest complete pools, and all behind the last complete one
 
-A query that sees no more complete pools than are chosen attends to all keys.
+A query that sees no more complete pools than are chosen attends to all keys. Pools are of several
+tokens in GLM 5.3 Flash and of one in DeepSeek V3.2, which is every token by itself.
 """
 
 from functools import partial
@@ -17,14 +18,14 @@ from typing_extensions import override
 from vllm.exceptions import UnsupportedFeatureError
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.decoder.config import LayerPlan
-from vllm.model_executor.models.decoder.kv_cache import pool_keys_name, pool_state_name
+from vllm.model_executor.models.decoder.kv_cache import pool_keys_name
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
+from vllm.model_executor.models.decoder.pool_keys import PoolKeys, TokenKeys
 from vllm.model_executor.models.decoder.step import ModelParts, Step
 from vllm.v1.attention.step_tables import (
     ChunkKeys,
     DecodeBatch,
     PaddedRows,
-    PageRows,
     PicksKeys,
 )
 
@@ -49,7 +50,8 @@ class IndexedAttention(LatentAttention):
         indexer = self.latent.indexer
         assert indexer is not None
         self._indexer = indexer
-        hidden, make = parts.config.hidden_size, parts.make.within(f"{parts.make.prefix}indexer")
+        own = parts.within(f"{parts.make.prefix}indexer")
+        hidden, make = parts.config.hidden_size, own.make
         width, heads = indexer.head_dim, indexer.num_heads
         self.index_queries = ReplicatedLinear(
             self.latent.query_rank, (heads * width,), make, ("wq_b",)
@@ -57,11 +59,9 @@ class IndexedAttention(LatentAttention):
         # Index keys, then weights of heads.
         self._inner_names = ("wk", "weights_proj")
         self.index_inputs = ReplicatedLinear(hidden, (width, heads), make, self._inner_names)
-        self.gate = make.parameter(width, hidden)
-        self.place_bias = make.parameter(indexer.pool_size, width, dtype=torch.float32)
         self.key_norm = make.parameter(2, width, dtype=torch.float32)
-        self._keys_name, self._state_name = pool_keys_name(index), pool_state_name(index)
-        self._linear, self._compress = parts.ops("linear"), parts.ops("compress_windows")
+        self.pool_keys = (TokenKeys if indexer.pool_size == 1 else PoolKeys)(index, indexer, own)
+        self._keys_name = pool_keys_name(index)
         self._score_pools, self._select = parts.ops("index_scores"), parts.ops("select_entries")
         self._list = parts.ops("list_entries")
 
@@ -83,38 +83,23 @@ class IndexedAttention(LatentAttention):
         keys, weights = torch.split(self.index_inputs(x), sizes, -1)
         weight, bias = self.key_norm
         keys = layer_norm(keys.float(), weight.shape, weight, bias, _NORM_EPS)
-        self._keep_pools(torch.cat([keys, self._linear(x, self.gate).float()], -1), step)
+        queries, index_queries = self._take(projected), self.index_queries(projected)
+        if self._rope is not None:
+            rows = self._turn(rows.unsqueeze(1), step).squeeze(1)
+            queries = self._turn(queries, step)
+            keys = self._turn_heads(keys, step)
+            index_queries = self._turn_heads(index_queries, step)
+        self.pool_keys(keys, x, step)
         # One tensor a row, as attention's steps are handed on.
-        parts = (self._take(projected).flatten(1), self.index_queries(projected), weights)
-        return self._map_found(self._attend_step(torch.cat(parts, 1), rows, step))
+        packed = torch.cat([queries.flatten(1), index_queries, weights], 1)
+        return self._map_found(self._attend_step(packed, rows, step))
 
-    def _keep_pools(self, rows: torch.Tensor, step: Step) -> None:
-        """Stores rows of open pools, fp32 [T, 2 * I], then the keys of pools that are complete.
-
-        Mutates:
-            rows, the caches.
-        """
-        meta, width = step.meta, self._indexer.head_dim
-        state = meta.states[meta.group_of[self._state_name]]
-        cache = step.kv_caches[self._state_name]
-        rows[:, width:] += self.place_bias[state.phases]
-        # Rounding here too keeps the result independent of where chunks end.
-        rows = self._round_rows(cache, rows)
-        writes = state.writes
-        kept = rows if writes.sources is None else rows[writes.sources]
-        self._write_rows(cache, writes.target.blocks, writes.target.rows, kept)
-        if not state.num_completed:
-            return
-        prior = self._read_rows(cache, state.prior.blocks, state.prior.rows, torch.float32)
-        pools = self._compress(torch.cat([prior, rows])[state.windows], None, None)
-        target = meta.entries[meta.group_of[self._keys_name]].target
-        self._write_rows(step.kv_caches[self._keys_name], target.blocks, target.rows, pools)
-
-    def _read_pools(self, source: PageRows, step: Step) -> torch.Tensor:
-        """Returns pool keys, fp32 [..., C, I]."""
-        cache = step.kv_caches[self._keys_name]
-        pools: torch.Tensor = self._read_rows(cache, source.blocks, source.rows, torch.float32)
-        return pools
+    def _turn_heads(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
+        """Turns the first values of the indexer's heads in rows [T, heads * I]: both halves."""
+        assert self._rope is not None, "the caller asked"
+        by_head = rows.view(len(rows), -1, self._indexer.head_dim)
+        turned = self._rotate(by_head[..., : self._rope.dim], *step.turns[self._rope])
+        return torch.cat([turned, by_head[..., self._rope.dim :]], -1).flatten(1)
 
     def _attend_all(
         self, queries: torch.Tensor, rows: torch.Tensor, step: Step, *, skips: bool
@@ -134,7 +119,7 @@ class IndexedAttention(LatentAttention):
             if skip < chunk.num_tokens:
                 wanted, pools = queries[part][skip:], None
                 if found.blocks.shape[0] > self._indexer.num_chosen:
-                    pools = self._read_pools(found, step)
+                    pools = self.pool_keys.read(found, step)
                 own = self._join_rows(chunk_keys, rows[part], queries.dtype, step)
                 positions = torch.arange(len(own) - len(wanted), len(own), device=rows.device)
                 output[part][skip:] = self._attend_request(wanted, own, pools, positions)
@@ -201,8 +186,8 @@ class IndexedAttention(LatentAttention):
         is_complete = numbers < ((positions + 1) // indexer.pool_size).unsqueeze(-1)
         if num_pools <= indexer.num_chosen:
             return numbers.expand(is_complete.shape), is_complete
-        scale = (indexer.head_dim * indexer.num_heads) ** -0.5
-        scores = self._score_pools(queries, self._read_pools(reads.source, step), weights * scale)
+        weights = weights * (indexer.head_dim * indexer.num_heads) ** -0.5
+        scores = self._score_pools(queries, self.pool_keys.read(reads.source, step), weights)
         scores = scores.masked_fill(~is_complete, -torch.inf)
         listed = self._list(self._select(scores, indexer.num_chosen), indexer.num_chosen)
         # Where too few are complete, others were chosen as fill.
@@ -284,9 +269,7 @@ class IndexedAttention(LatentAttention):
     def _choose(self, scores: torch.Tensor, positions: torch.Tensor, num_keys: int) -> torch.Tensor:
         """Returns which of ``num_keys`` keys queries choose, [N, keys], some behind their own."""
         indexer = self._indexer
-        best = scores.topk(indexer.num_chosen, dim=-1).indices
-        is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)
-        is_chosen &= scores > -torch.inf
+        is_chosen = self._select(scores, indexer.num_chosen) & (scores > -torch.inf)
         num_complete = (positions + 1) // indexer.pool_size
         places = torch.arange(num_keys, device=scores.device)
         chosen = places >= num_complete[:, None] * indexer.pool_size
@@ -300,8 +283,7 @@ class IndexedAttention(LatentAttention):
         slots = {
             **super().weight_slots(prefix),
             **self.index_queries.part_slots(0, f"{own}.wq_b"),
-            f"{own}.index_kpool_compress_ape": self.place_bias.data,
-            f"{own}.index_kpool_compress_gate": self.gate.data,
+            **self.pool_keys.weight_slots(own),
             f"{own}.k_norm.weight": self.key_norm.data[0],
             f"{own}.k_norm.bias": self.key_norm.data[1],
         }

@@ -13,10 +13,11 @@ their rows of L values:
 
     cache             tokens of a block    rows     one row holds
     .indexer          r * k * block size   / r      a pool's key [I]; k = max(1, L // I), so that a
-                                                    block is as wide as one of latents
+                                                    block is about as wide as one of latents
     .indexer_state    block size           all      an open pool's token: key and weights [2 * I]
 
-A pool that is complete needs no state: where r divides the block size, no prefix does.
+A pool that is complete needs no state: where r divides the block size, no prefix does. Pools of one
+token are never open, and have no such cache.
 """
 
 from collections import defaultdict
@@ -77,7 +78,8 @@ def drafter_cache_names(config: DecoderConfig) -> tuple[str, ...]:
     latent = config.shape_of(config.drafter).latent
     if latent is None or latent.indexer is None:
         return (rows,)
-    return rows, pool_keys_name(layer), pool_state_name(layer)
+    names = (rows, pool_keys_name(layer))
+    return names if latent.indexer.pool_size == 1 else (*names, pool_state_name(layer))
 
 
 def decoder_kv_cache_specs(
@@ -139,27 +141,28 @@ def _pool_specs(
     if indexer is None:
         return {}
     size, width = indexer.pool_size, indexer.head_dim
-    blocks_per_block = max(1, (latent.latent_dim + latent.shared_dim) // width)
-    return {
-        pool_keys_name(layer): MLAAttentionSpec(
-            block_size=block_size * size * blocks_per_block,
-            num_kv_heads=1,
-            head_size=width,
-            dtype=cache_dtype,
-            compress_ratio=size,
-            is_indexer=True,
-        ),
-        pool_state_name(layer): CompressorStateSpec(
-            block_size=block_size,
-            num_kv_heads=1,
-            head_size=2 * width,
-            dtype=state_dtype,
-            sliding_window=size,
-            state_ratio=size,
-            state_overlap=False,
-            is_indexer=True,
-        ),
-    }
+    blocks_per_block = max(1, latent.row_width // width)
+    keys = MLAAttentionSpec(
+        block_size=block_size * size * blocks_per_block,
+        num_kv_heads=1,
+        head_size=width,
+        dtype=cache_dtype,
+        compress_ratio=size,
+        is_indexer=True,
+    )
+    if size == 1:
+        return {pool_keys_name(layer): keys}
+    state = CompressorStateSpec(
+        block_size=block_size,
+        num_kv_heads=1,
+        head_size=2 * width,
+        dtype=state_dtype,
+        sliding_window=size,
+        state_ratio=size,
+        state_overlap=False,
+        is_indexer=True,
+    )
+    return {pool_keys_name(layer): keys, pool_state_name(layer): state}
 
 
 def state_shape(config: DecoderConfig) -> StateShape:
