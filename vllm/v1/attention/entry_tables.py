@@ -208,13 +208,14 @@ class EntryTables:
         for row, item in zip(host, slices, strict=False):
             row[:_NUM_BOUNDS] = item.start, item.read_from, item.num_tokens
             first = _NUM_BOUNDS
-            for group_id, (group, table, width) in enumerate(
-                zip(self._layout.groups, item.tables, widths, strict=True)
+            for group_id, (group, width) in enumerate(
+                zip(self._layout.groups, widths, strict=True)
             ):
                 if group.state is not None:
                     _put_states(row[first : first + 1 + width], item, group, group_id)
                     first += 1 + width
                     continue
+                table = item.tables[self._layout.find_table(group_id)]
                 # Only the blocks that the step reads and writes.
                 reach = find_reach(group)
                 lowest = 0 if reach is None else max(0, item.start - reach) // group.block_size
@@ -245,7 +246,8 @@ class EntryTables:
             elif group.kind == "state":
                 completes = count_entries(ends, group.ratio) > count_entries(starts, group.ratio)
                 high = np.where(completes, starts, low)
-            tables = [item.tables[group_id] for item in slices]
+            table_id = self._layout.find_table(group_id)
+            tables = [item.tables[table_id] for item in slices]
             BlockLookup(tables, group, _HOST).check_stored(low, high)
 
     def expand(self, shape: DecodeShape) -> ExpandedStep:

@@ -14,8 +14,8 @@ __all__ = ["CacheLayout", "GroupKind", "GroupLayout"]
 class CacheLayout:
     """The groups of a model's caches.
 
-    A KV group of several geometries, entries of different ratios, is a group for each of them here:
-    the first in its place, the others behind all KV groups.
+    A KV group of several geometries, entries of different ratios or keys beside entries, is a group
+    for each of them here: the first in its place, the others behind all KV groups.
 
     Attributes:
         groups: Geometry by group id.
@@ -47,7 +47,7 @@ class CacheLayout:
                 name: spec.attention_layout() for name, spec in group.layer_specs().items()
             } or {"": group.kv_cache_spec.members()[0].attention_layout()}
             layouts = list(dict.fromkeys(by_name.values()))
-            if len(layouts) > 1 and any(own.kind != "dense" for own in layouts):
+            if len(layouts) > 1 and any(own.kind not in ("dense", "keys") for own in layouts):
                 raise ConfigError(f"a KV group mixes cache geometries: {sorted(map(str, layouts))}")
             groups.append(layouts[0])
             ids = {layouts[0]: table_id}

@@ -1,7 +1,6 @@
 """Which drafter a configuration asks for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -85,8 +84,8 @@ def _find_block_cache(
     """Return where the rows of the block that drafts lie, each cache in a group of its own."""
     group_ids = tuple(layout.group_of[name] for name in names)
     groups = tuple(layout.groups[group_id] for group_id in group_ids)
-    group_of = {name: index for index, name in enumerate(names)}
-    return BlockCache(group_ids, replace(layout, groups=groups, group_of=group_of), layers)
+    own = CacheLayout(groups, {name: index for index, name in enumerate(names)})
+    return BlockCache(tuple(map(layout.find_table, group_ids)), own, layers)
 
 
 def _make_assistant(

@@ -13,11 +13,12 @@ their rows of L values:
 
     cache             tokens of a block    rows     one row holds
     .indexer          r * k * block size   / r      a pool's key [I]; k = max(1, L // I), so that a
-                                                    block is about as wide as one of latents
+                                                    block is as wide as one of latents
     .indexer_state    block size           all      an open pool's token: key and weights [2 * I]
 
 A pool that is complete needs no state: where r divides the block size, no prefix does. Pools of one
-token are never open, and have no such cache.
+token are never open, and have no such cache; their keys lie in blocks of as many tokens as latents'
+(k = 1), with which they share a block table.
 """
 
 from collections import defaultdict
@@ -141,7 +142,7 @@ def _pool_specs(
     if indexer is None:
         return {}
     size, width = indexer.pool_size, indexer.head_dim
-    blocks_per_block = max(1, latent.row_width // width)
+    blocks_per_block = 1 if size == 1 else max(1, latent.row_width // width)
     keys = MLAAttentionSpec(
         block_size=block_size * size * blocks_per_block,
         num_kv_heads=1,
