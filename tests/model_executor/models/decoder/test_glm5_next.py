@@ -95,7 +95,7 @@ def parse(raw: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("native", PATHS)
-@pytest.mark.parametrize("chunk", [LENGTH, 7, 64])
+@pytest.mark.parametrize("chunk", [LENGTH, 7])
 def test_every_length_up_to_300(case: Case, chunk: int, native: int) -> None:
     check_every_length(case, chunk, native)
 
