@@ -83,6 +83,12 @@ def test_what_keys_were_divided_by_is_compared() -> None:
     assert _pages(groups[0])[0] == ["a", 16, 16 * 2 * (8 + 4), "torch.int8"]
 
 
+def test_they_are_in_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "vllm.distributed.kv_transfer.handover.manifest._key_sizes"
+    monkeypatch.setattr(module, lambda _groups: {"sizes of int8 keys": "c"})
+    assert manifest()["sizes of int8 keys"] == "c"
+
+
 def test_a_side_that_tells_less_does_not_match() -> None:
     both = Hello({"a": "1"}, "p", "1")
     assert find_mismatch(both, Hello({}, "d", "2")) is not None
