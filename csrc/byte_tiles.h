@@ -600,7 +600,7 @@ VN_APART void dot_byte_tile(const ByteInputs& x, int64_t row, const PanelView& p
   }
 }
 
-// Whether matrices of a kind of codes have spans: find_span.
+// Whether matrices of a kind of codes may have spans: see find_span.
 template <int Kind>
 constexpr bool kHasSpans = kIsLow<Kind> ? Kind != VN_CODE_INT2 : Kind == VN_CODE_ODD4;
 

@@ -60,7 +60,7 @@ namespace VN_BUILD {
 constexpr int64_t kSpanInputs = 1024;
 // Groups of a span: those of a factor, or of an even part of them; 0 where scales are no whole numbers
 // under factors, and of codes of four bits and more: beside their errors those of inputs that are rounded
-// by 256 count. As `PackedRows.span` has it.
+// by 256 count. `PackedRows.find_span` is the same rule.
 inline int64_t find_span(const vn_panels& m) {
   if (m.code_kind < VN_CODE_ODD4) return 0;
   if (m.scale_factors == nullptr || !is_whole_scale(m.scale_kind)) return 0;
