@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm.exceptions import ConfigError, UserInputError
+from vllm.exceptions import UserInputError
 from vllm.model_executor.model_loader.resolve import resolve_checkpoint
 from vllm.tokenizers import ChatOptions, Tokenizer
 from vllm.tokenizers.chat_encoder import check_chat_flags, find_templates, make_chat_encoder
@@ -139,8 +139,8 @@ def test_a_final_message_goes_on(
 def test_unknown_arguments_are_named(encoder: Any) -> None:
     with pytest.raises(UserInputError, match=r"'depth', which DeepSeek-V3\.2"):
         text(encoder, [HI], template_kwargs={"depth": 1})
-    with pytest.raises(ConfigError, match="depth"):
-        check_chat_flags(CONFIG, None, {"depth": 1})
+    # A template beside the checkpoint may know it.
+    check_chat_flags(CONFIG, None, {"depth": 1})
 
 
 def test_a_template_beside_the_checkpoint_comes_first() -> None:

@@ -150,7 +150,10 @@ def check_chat_flags(
         from vllm.tokenizers.chat_template import compile_template  # noqa: PLC0415
 
         compile_template(read_template(chat_template_path))
-    elif built_in := _ENCODER_OF_MODEL_TYPE.get(checkpoint_config.get("model_type", "")):
+        return
+    built_in = _ENCODER_OF_MODEL_TYPE.get(checkpoint_config.get("model_type", ""))
+    # What a template beside the checkpoint knows is its own affair.
+    if built_in is not None and not built_in.yields_to_template:
         try:
             resolve_thinking(ChatOptions(template_kwargs=default_template_kwargs), built_in.format)
         except UserInputError as error:
