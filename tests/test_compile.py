@@ -64,7 +64,7 @@ def test_compilers_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert find_compiler() == ["ccache", "my-c++", "-m64"]
 
 
-# Each object is made of its source and, of panels.cpp, a header.
+# Each object is made of its source and, of products.cpp, a header.
 COMPILER = """#!/bin/sh
 while [ $# -gt 0 ]; do
   case $1 in
@@ -79,7 +79,7 @@ done
 echo "${source##*/}" >> "$LOG"
 echo "x.o: $source" > "$deps"
 case $source in
-  */panels.cpp) echo " ${source%.cpp}.h" >> "$deps" ;;
+  */products.cpp) echo " ${source%.cpp}.h" >> "$deps" ;;
 esac
 case $source in
   */$FAILS) exit 1 ;;
@@ -105,15 +105,15 @@ def test_only_what_changed_is_compiled_again(
         return sorted(log.read_text().split())
 
     num_builds = len(script["vector_builds"]())
-    assert build().count("panels.cpp") == num_builds
+    assert build().count("products.cpp") == num_builds
     assert build() == []
     future = time.time() + 10
-    os.utime(sources / "panels.h", (future, future))
-    monkeypatch.setenv("FAILS", "panels.cpp")
-    with pytest.raises(script["CompileError"], match=r"panels\.cpp"):
+    os.utime(sources / "products.h", (future, future))
+    monkeypatch.setenv("FAILS", "products.cpp")
+    with pytest.raises(script["CompileError"], match=r"products\.cpp"):
         build()
     monkeypatch.setenv("FAILS", "none")
-    os.utime(sources / "panels.h", (0, 0))
+    os.utime(sources / "products.h", (0, 0))
     os.utime(sources / "sampling.cpp", (future, future))
     assert build() == ["sampling.cpp"] * num_builds
     # A copied checkout has the objects of another's sources.
