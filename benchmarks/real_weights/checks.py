@@ -20,6 +20,8 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 _POOL_BYTES = 256 << 20
+# Of the engine whose chats are all asked again.
+_WARM_POOL_BYTES = 4 << 30
 _LENGTH = 4096
 # Chats whose rows a process that is killed may not have written yet.
 _ON_THEIR_WAY = 4
@@ -104,10 +106,12 @@ def check_exactness(path: Path, num_chats: int, seed: int) -> Report:
         if differing:
             report.faults.append(f"{name}: {differing} of {num_chats} answers differ")
 
-    with open_engine(path) as llm:
+    with open_engine(path, kv_cache_memory_bytes=_WARM_POOL_BYTES) as llm:
         compare("first", [_ask(llm, [ids]) for ids in prompts])
         compare("warm", [_ask(llm, [ids]) for ids in prompts])
         report.figures["warm_hits"] = _count_hits(llm, prompts)
+    if report.figures["warm_hits"] < num_chats:
+        report.faults.append(f"warm: only {report.figures['warm_hits']} chats hit to the unit")
     with open_engine(path, max_num_batched_tokens=64) as llm:
         compare("chunks", [_ask(llm, [ids]) for ids in prompts])
     with open_engine(path) as llm:
