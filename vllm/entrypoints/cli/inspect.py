@@ -13,9 +13,10 @@ from vllm.config import ModelConfig, SchedulerConfig, VllmConfig
 from vllm.exceptions import ConfigError, UnsupportedFeatureError, VllmError
 from vllm.model_executor.model_loader.gguf_config import read_gguf_config
 from vllm.model_executor.models.registry import resolve_model
+from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.host_memory import read_host_memory
 from vllm.tokenizers.gguf_tokenizer import read_gguf_tokenizer
-from vllm.utils.gguf_file import GgufFile, is_coded, is_gguf, read_gguf
+from vllm.utils.gguf_file import GgufFile, is_gguf, read_gguf
 
 _GB = 1e9
 _LENGTHS = (4096, 32_768)
@@ -70,7 +71,7 @@ def make_report(path: str | Path) -> dict[str, Any]:
         return report | {"refused": [str(error)]}
     report |= _describe(file)
     try:
-        report |= _describe_model(read_gguf_config(path), has_codes=is_coded(file))
+        report |= _describe_model(path, read_gguf_config(path))
     except VllmError as error:
         refused.append(str(error))
     try:
@@ -108,9 +109,11 @@ def _describe(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _describe_model(raw: Mapping[str, Any], has_codes: bool) -> dict[str, Any]:
+def _describe_model(path: str | Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a config is served as, and the cache of one request by its length."""
     import torch  # noqa: PLC0415  (other commands do not load it)
+
+    from vllm.v1.worker.dtypes import resolve_cache_dtype  # noqa: PLC0415  (loads torch)
 
     entry = resolve_model(raw["architectures"])
     parsed = entry.parse_config(raw)
@@ -118,16 +121,21 @@ def _describe_model(raw: Mapping[str, Any], has_codes: bool) -> dict[str, Any]:
     longest = parsed.max_position_embeddings
     own = {**raw, "vocab_size": parsed.vocab_size, "max_position_embeddings": longest}
 
-    def count_bytes(dtype: torch.dtype, length: int) -> int:
-        specs = make_specs(parsed, block_size, dtype, torch.float32)
-        config = VllmConfig(
-            model_config=ModelConfig("inspected", hf_config=own, max_model_len=length),
+    def configure(length: int) -> VllmConfig:
+        return VllmConfig(
+            model_config=ModelConfig(
+                str(path), hf_config=own, max_model_len=length, dtype="float32"
+            ),
             scheduler_config=replace(SchedulerConfig(), max_model_len=length),
         )
-        return sum(spec.max_memory_usage_bytes(config) for spec in specs.values())
 
-    # As CpuPlatform.default_cache_dtype has it.
-    usual = torch.float16 if has_codes else torch.float32
+    def count_bytes(dtype: torch.dtype, length: int) -> int:
+        specs = make_specs(parsed, block_size, dtype, torch.float32)
+        return sum(spec.max_memory_usage_bytes(configure(length)) for spec in specs.values())
+
+    usual = resolve_cache_dtype(
+        CpuPlatform().default_cache_dtype(configure(longest)), torch.float32
+    )
     lengths = sorted({*(n for n in _LENGTHS if n < longest), longest})
     by_type = {"float32": count_bytes(torch.float32, longest)}
     for name, dtype in (("float16", torch.float16), ("int8", torch.int8)):

@@ -47,6 +47,20 @@ def block_config(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
 
 
+def draw_projection(width: int, generator: torch.Generator) -> torch.Tensor:
+    """Returns what a block joins a token and an output by, [D, 2 * D]: mostly the token."""
+    fc = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], 1)
+    return fc + 0.02 * torch.randn(fc.shape, generator=generator)
+
+
+def find_hidden(target: Any, token_ids: list[int]) -> torch.Tensor:
+    """Returns a model's normed output [T, D]."""
+    with torch.inference_mode():
+        tokens = torch.tensor([token_ids])
+        found: torch.Tensor = target.model(tokens, use_cache=False).last_hidden_state[0]
+    return found
+
+
 class BlockOracle:
     """The block, out of transformers' parts.
 
@@ -61,8 +75,7 @@ class BlockOracle:
         self._model = build_quiet_model(block_config(raw), seed)
         width = raw["hidden_size"]
         generator = torch.Generator().manual_seed(seed)
-        fc = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], 1)
-        self._fc = fc + 0.02 * torch.randn(fc.shape, generator=generator)
+        self._fc = draw_projection(width, generator)
         self._norms = 0.1 * torch.randn(2, width, generator=generator)
         self._eps = raw["rms_norm_eps"]
         with torch.no_grad():
@@ -73,10 +86,7 @@ class BlockOracle:
 
     def hidden(self, token_ids: list[int]) -> torch.Tensor:
         """Returns the model's normed output [T, D]."""
-        with torch.inference_mode():
-            tokens = torch.tensor([token_ids])
-            found: torch.Tensor = self._target.model(tokens, use_cache=False).last_hidden_state[0]
-        return found
+        return find_hidden(self._target, token_ids)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the block's tensors as releases name them."""
@@ -122,8 +132,7 @@ class DeepseekBlockOracle:
         self._model = build_quiet_model(own, seed)
         width = raw["hidden_size"]
         generator = torch.Generator().manual_seed(seed)
-        fc = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], 1)
-        self._fc = fc + 0.02 * torch.randn(fc.shape, generator=generator)
+        self._fc = draw_projection(width, generator)
         self._norms = 1 + 0.1 * torch.randn(2, width, generator=generator)
         with torch.no_grad():
             self._model.lm_head.weight.copy_(target.lm_head.weight)
@@ -145,10 +154,7 @@ class DeepseekBlockOracle:
 
     def hidden(self, token_ids: list[int]) -> torch.Tensor:
         """Returns the model's normed output [T, D]."""
-        with torch.inference_mode():
-            tokens = torch.tensor([token_ids])
-            found: torch.Tensor = self._target.model(tokens, use_cache=False).last_hidden_state[0]
-        return found
+        return find_hidden(self._target, token_ids)
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """Returns logits [T - 1, V]: row t guesses the token at t + 2."""
@@ -181,8 +187,7 @@ class GlmBlockOracle:
         self._layer = self._model.model.language_model.layers[-1]
         width = self._text["hidden_size"]
         generator = torch.Generator().manual_seed(seed)
-        fc = torch.cat([torch.eye(width), 0.1 * torch.eye(width)], 1)
-        self._fc = fc + 0.02 * torch.randn(fc.shape, generator=generator)
+        self._fc = draw_projection(width, generator)
         self._norms = 1 + 0.1 * torch.randn(3, width, generator=generator)
         with torch.no_grad():
             self._norms[2] = target.model.language_model.norm.weight
@@ -207,10 +212,7 @@ class GlmBlockOracle:
 
     def hidden(self, token_ids: list[int]) -> torch.Tensor:
         """Returns the model's normed output [T, D]."""
-        with torch.inference_mode():
-            tokens = torch.tensor([token_ids])
-            found: torch.Tensor = self._target.model(tokens, use_cache=False).last_hidden_state[0]
-        return found
+        return find_hidden(self._target, token_ids)
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """Returns logits [T - 1, V]: row t guesses the token at t + 2."""
