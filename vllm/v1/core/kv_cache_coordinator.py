@@ -139,21 +139,16 @@ class CheckpointCoordinator(Coordinator):
         if self._changed and self.geometry.shares_whole_blocks:
             # Nobody is preempted once a request that waits is looked up: these steps run.
             self._promised.update(self._publish_pending())
-        find = partial(
-            find_prefix,
-            self.index,
-            self.geometry,
-            request.block_hashes,
-            output_from=first_output(self.geometry, request),
-        )
-        hit = find(max_tokens)
+        index, geometry, block_hashes = self.index, self.geometry, request.block_hashes
+        output_from = first_output(geometry, request) if geometry.lazy_reach else 0
+        hit = find_prefix(index, geometry, block_hashes, max_tokens, output_from)
         if self.settings.stale_row is StaleRow.DROP:
-            hit = drop_stale(self.geometry, hit, request.following_tokens, find)
+            find = partial(find_prefix, index, geometry, block_hashes, output_from=output_from)
+            hit = drop_stale(geometry, hit, request.following_tokens, find)
         if self.policy.rebuild_tokens is not None:
-            tokens = self.policy.rebuild_tokens
-            hit = prefer_rebuild(self.index, self.geometry, tokens, request.block_hashes, hit)
-        blocks: list[Sequence[KVCacheBlock]] = [() for _ in self.geometry.groups]
-        for group, full in zip(self.geometry.dense, hit.full_blocks, strict=True):
+            hit = prefer_rebuild(index, geometry, self.policy.rebuild_tokens, block_hashes, hit)
+        blocks: list[Sequence[KVCacheBlock]] = [()] * len(geometry.groups)
+        for group, full in zip(geometry.dense, hit.full_blocks, strict=True):
             blocks[group.group_id] = full
         return Lookup(KVCacheBlocks(tuple(blocks), hit), hit.start)
 
@@ -266,7 +261,8 @@ class CheckpointCoordinator(Coordinator):
         num_accepted = cache.num_accepted
         passed = [block for w in cache.windows for block in w.drop_below(num_accepted)]
         if passed:
-            self._note_private(cache, passed)
+            if self._scrubs:
+                self._note_private(cache, passed)
             self._publisher.give_back(cache, passed)
         return False
 
@@ -616,15 +612,17 @@ class CheckpointCoordinator(Coordinator):
         for copy in cache.copies:
             pool.free_blocks((copy.source, copy.destination))
         made = [*cache.published.kept, *cache.published.trailing]
+        tables = cache.tables()
         # A sequence's tail is reused before its head.
-        held = chain.from_iterable(reversed(table.blocks) for table in cache.tables())
+        held = chain.from_iterable(reversed(table.blocks) for table in tables)
         replays: Sequence[int] = ()
         if self.policy.supersedes_at_once:
             replays = self.policy.prompt_boundaries(cache.request.num_prompt_tokens)
-        self._note_private(cache, chain.from_iterable(table.blocks for table in cache.tables()))
-        self._session_rows.note_left(
-            chain.from_iterable(table.blocks for table in cache.dense), cache.request.session
-        )
+        if self._scrubs:
+            self._note_private(cache, chain.from_iterable(table.blocks for table in tables))
+        if cache.request.session is not None:
+            dense_blocks = chain.from_iterable(table.blocks for table in cache.dense)
+            self._session_rows.note_left(dense_blocks, cache.request.session)
         # Who leaves nothing does not go on with a conversation, as far as the cache can tell.
         again = cache.is_resumed or cache.request.skip_cache_insert
         self.store.leave(
@@ -639,7 +637,7 @@ class CheckpointCoordinator(Coordinator):
 
     def _note_private(self, cache: RequestCache, blocks: Iterable[KVCacheBlock]) -> None:
         """Have what only an unpublished request wrote zeroed, before it gives the blocks back."""
-        if not (self._scrubs and cache.request.skip_cache_insert):
+        if not cache.request.skip_cache_insert:
             return
         holds = Counter(block.block_id for block in cache.held_blocks())
         holds.update(block.block_id for block in self._ends_in_flight)

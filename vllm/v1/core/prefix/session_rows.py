@@ -47,10 +47,8 @@ class SessionRows:
             if use is None or use.session != session:
                 self._uses[block.block_id] = _Use(block.key, None)
 
-    def note_left(self, blocks: Iterable[KVCacheBlock], session: int | None) -> None:
-        """A request leaves rows: those that nobody else is known to have used are its own."""
-        if session is None:
-            return
+    def note_left(self, blocks: Iterable[KVCacheBlock], session: int) -> None:
+        """A session leaves rows: those that nobody else is known to have used are its own."""
         for block in blocks:
             if block.key is not None and self._find(block) is None:
                 self._uses[block.block_id] = _Use(block.key, session)
