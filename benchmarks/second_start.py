@@ -6,8 +6,9 @@ Writes a GGUF file of random blocks of a shape: ``qwen3-8b`` in Q4_K, or ``v4``:
 sixteen experts in the mix that people have (IQ2_XXS gate and up, Q2_K down, Q8_0 and F16). Starts
 servers over it one after the other: without the cache, the start that fills it, one that uses it.
 One JSON line: seconds from the command until a server answers, a first request's, the memory that
-its log foretold for the weights, and what its engine's process holds besides what one with a tiny
-model does, with the pages of the packed copy and without.
+its log foretold for the weights, with and without the pool of its cache, which its huge pages make
+resident, and what its engine's process holds besides what one with a tiny model does, with the
+pages of the packed copy and without.
 """
 
 import argparse
@@ -35,7 +36,8 @@ from tests.tokenizers.family_tokenizers import byte_level
 
 _VOCAB = 16_384
 _FORETOLD = re.compile(r"GGUF: .*, ([\d.]+) GB in memory")
-_FLAGS = ("--max-model-len", "512", "--kv-cache-memory-bytes", "268435456")
+_POOL_BYTES = 268_435_456
+_FLAGS = ("--max-model-len", "512", "--kv-cache-memory-bytes", str(_POOL_BYTES))
 
 
 class _Writer:
@@ -202,7 +204,8 @@ def measure(model: Path, *flags: str) -> dict[str, Any]:
         found |= read_memory(server.process.pid)
     foretold = _FORETOLD.search(log.read_text())
     assert foretold is not None, log.read_text()
-    return found | {"foretold_gb": float(foretold[1])}
+    weights = float(foretold[1])
+    return found | {"foretold_gb": weights, "with_pool_gb": round(weights + _POOL_BYTES / 1e9, 3)}
 
 
 def read_memory(pid: int) -> dict[str, float]:
