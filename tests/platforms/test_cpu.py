@@ -2,13 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf  # an oracle of the tests, in requirements/dev.txt
 import numpy as np
 import pytest
 import torch
 
-from vllm.config import CacheConfig, LoadConfig, ModelConfig, ParallelConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
 
@@ -126,3 +134,20 @@ def test_a_file_that_memory_cannot_hold_is_refused_by_its_header(
     # Random weights come from no file.
     dummy = replace(config, load_config=LoadConfig(load_format="dummy"))
     platform.check_and_update_config(dummy)
+
+
+def test_prompts_share_a_step_as_long_as_it_stays_short() -> None:
+    def choose(hf_config: dict[str, Any], most: int | None = None) -> int | None:
+        model, scheduler = ModelConfig("m", hf_config=hf_config), SchedulerConfig()
+        scheduler.joint_prompt_tokens = most
+        config = VllmConfig(model_config=model, scheduler_config=scheduler)
+        found = CpuPlatform().check_and_update_config(config).scheduler_config
+        assert scheduler.joint_prompt_tokens == most
+        return found.joint_prompt_tokens
+
+    assert choose({"model_type": "qwen3"}) == 128
+    assert choose({"model_type": "qwen3"}, most=5) == 5
+    # Of a step's tokens each expert gets few.
+    assert choose({"model_type": "qwen3_moe", "num_experts": 128}) is None
+    assert choose({"text_config": {"num_local_experts": 8}}) is None
+    assert choose({"text_config": {"num_local_experts": None}}) == 128

@@ -21,6 +21,8 @@ class SchedulerConfig:
         max_num_scheduled_tokens: The same for the scheduler alone; None: equal.
         max_num_seqs: Requests running at a time.
         long_prefill_token_threshold: Longest chunk of one prompt in a step; 0: no limit.
+        joint_prompt_tokens: Tokens that prompts may have in a step together; a longer one has a
+            step without others. None: what the platform says.
         scheduler_reserve_full_isl: Admit a request only if its whole prompt will fit.
         tenants: Who shares the server, and how; None: all requests are alike.
     """
@@ -34,6 +36,7 @@ class SchedulerConfig:
     max_num_scheduled_tokens: int | None = None
     max_num_seqs: int = 128
     long_prefill_token_threshold: int = 0
+    joint_prompt_tokens: int | None = None
     enable_chunked_prefill: bool = True
     disable_chunked_mm_input: bool = False
     policy: str = option(
@@ -81,6 +84,11 @@ class SchedulerConfig:
             raise ConfigError(
                 f"max_num_seqs={self.max_num_seqs} and max_num_batched_tokens="
                 f"{self.max_num_batched_tokens} must be positive."
+            )
+        if self.joint_prompt_tokens is not None and self.joint_prompt_tokens < 1:
+            raise ConfigError(
+                f"joint_prompt_tokens={self.joint_prompt_tokens} must be positive, or None for any "
+                "number."
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
             raise ConfigError(

@@ -27,6 +27,9 @@ logger = init_logger(__name__)
 GIB = 1 << 30
 _MAX_DERIVED_KV_BYTES = 4 * GIB
 _FREE_MEMORY_SHARE = 4  # one quarter
+# That prompts may have in a step together: among half as many, a token takes as long as among more.
+_JOINT_PROMPT_TOKENS = 128
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 class CpuPlatform(Platform):
@@ -53,6 +56,14 @@ class CpuPlatform(Platform):
         if model.dtype not in ("float32", "float") or config.load_config.load_format == "dummy":
             return "auto"
         return "float16" if is_gguf(path) and is_coded(read_gguf(path)) else "auto"
+
+    def default_joint_prompt_tokens(self, config: VllmConfig) -> int | None:
+        """Return a few hundred, or None for experts: each of them gets few of a step's tokens."""
+        hf_config = config.model_config.hf_config
+        parts = (hf_config, hf_config.get("text_config") or {})
+        if any(part.get(name) for part in parts for name in _EXPERT_COUNTS):
+            return None
+        return _JOINT_PROMPT_TOKENS
 
     def check_before_load(self, config: VllmConfig) -> None:
         """See ``Platform``; also refuses a GGUF file whose weights this machine cannot hold.

@@ -109,6 +109,11 @@ class Platform(ABC):
         del config
         return "auto"
 
+    def default_joint_prompt_tokens(self, config: VllmConfig) -> int | None:
+        """Return the tokens that several prompts may have in a step together; None: any number."""
+        del config
+        return None
+
     def _resolve_options(self, config: VllmConfig) -> dict[str, str]:
         """Return the model's options that stand for something else here, as "auto" does."""
         found = {}
@@ -164,6 +169,11 @@ class Platform(ABC):
                 # A copy, for the same reason; what it is given later is given to the copy.
                 filled.cache_config = copy.copy(config.cache_config)
                 filled.cache_config.cache_dtype = chosen
+        if config.model_config is not None and config.scheduler_config.joint_prompt_tokens is None:
+            most = self.default_joint_prompt_tokens(filled)
+            if most is not None:
+                filled.scheduler_config = copy.copy(config.scheduler_config)
+                filled.scheduler_config.joint_prompt_tokens = most
         return filled
 
     def check_before_load(self, config: VllmConfig) -> None:

@@ -127,3 +127,53 @@ def test_who_was_preempted_comes_back_only_if_all_of_it_fits() -> None:
     assert output.num_scheduled_tokens == {"0": 1}
     scheduler.finish_requests("0", RequestStatus.FINISHED_ABORTED)
     assert list(scheduler.schedule().num_scheduled_tokens) == ["1"]
+
+
+def schedule(scheduler: Scheduler) -> dict[str, int]:
+    """Run a step, in which whose prompt is done gets a token; return the tokens scheduled."""
+    output = scheduler.schedule()
+    requests = scheduler.requests
+    done = [i for i in output.num_scheduled_tokens if not requests[i].is_prefill_chunk]
+    scheduler.update_from_output(output, answer(output, {i: [5] for i in done}))
+    return output.num_scheduled_tokens
+
+
+def test_prompts_that_are_too_long_together_are_computed_one_after_another() -> None:
+    """The first of three is answered after its own step, and goes on beside the others."""
+    scheduler = make_scheduler(joint_prompt_tokens=256, max_num_batched_tokens=1000)
+    for name, length in (("long", 400), ("a", 130), ("b", 126), ("c", 1)):
+        scheduler.add_request(make_request(name, length))
+    assert schedule(scheduler) == {"long": 400}
+    assert schedule(scheduler) == {"long": 1, "a": 130, "b": 126}
+    assert schedule(scheduler) == {"long": 1, "a": 1, "b": 1, "c": 1}
+
+
+def test_the_end_of_a_prompt_leaves_room_for_others_in_its_step() -> None:
+    scheduler = make_scheduler(joint_prompt_tokens=256, max_num_batched_tokens=1000)
+    scheduler.add_request(make_request("long", 1200))
+    scheduler.add_request(make_request("a", 56))
+    scheduler.add_request(make_request("b", 16))
+    assert schedule(scheduler) == {"long": 1000}
+    assert schedule(scheduler) == {"long": 200, "a": 56}
+    assert schedule(scheduler) == {"long": 1, "a": 1, "b": 16}
+
+
+def test_answers_take_no_room_from_prompts() -> None:
+    scheduler = make_scheduler(joint_prompt_tokens=8, max_num_batched_tokens=1000)
+    for i in range(12):
+        scheduler.add_request(make_request(f"{i}", 4))
+    while scheduler.get_request_counts()[1]:
+        schedule(scheduler)
+    scheduler.add_request(make_request("last", 8))
+    assert schedule(scheduler) == {**{f"{i}": 1 for i in range(12)}, "last": 8}
+
+
+def test_who_waits_for_a_step_of_its_own_says_what_it_would_hit() -> None:
+    scheduler = make_scheduler(joint_prompt_tokens=256)
+    announce = Mock()
+    scheduler.kv_cache_manager.announce = announce  # type: ignore[method-assign]
+    first, second = make_request("first", 200), make_request("second", 200)
+    scheduler.add_request(first)
+    scheduler.add_request(second)
+    schedule(scheduler)
+    announce.assert_called_once_with(second)

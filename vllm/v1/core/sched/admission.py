@@ -93,7 +93,7 @@ class AdmissionPass:
                 self._skipped.prepend_request(queue.pop_request())
         if self._skipped:
             requests.skipped_waiting.prepend_requests(self._skipped)
-        if self.step.token_budget <= 0:
+        if self.step.token_budget <= 0 or self.step.is_full:
             for request in itertools.islice(requests.waiting, _MAX_ANNOUNCED):
                 self.manager.announce(request)
 

@@ -117,6 +117,7 @@ class FairRequests(Requests):
     Args:
         shares: Counts what tenants are served.
         policy: Order among the requests of one tenant.
+        joint_prompt_tokens: Tokens that prompts may have in a step together; None: any number.
         notes_events: Whether requests note their stages.
         tells_clients: Whether clients want to know which requests ended.
     """
@@ -126,10 +127,16 @@ class FairRequests(Requests):
         shares: FairShares,
         policy: SchedulingPolicy,
         *,
+        joint_prompt_tokens: int | None = None,
         notes_events: bool = False,
         tells_clients: bool = False,
     ) -> None:
-        super().__init__(policy, notes_events=notes_events, tells_clients=tells_clients)
+        super().__init__(
+            policy,
+            joint_prompt_tokens=joint_prompt_tokens,
+            notes_events=notes_events,
+            tells_clients=tells_clients,
+        )
         self.shares = shares
         self.waiting = FairRequestQueue(shares, policy)
         self.skipped_waiting = FairRequestQueue(shares, policy)

@@ -51,6 +51,7 @@ class Requests:
 
     Args:
         policy: Order of the queues.
+        joint_prompt_tokens: Tokens that prompts may have in a step together; None: any number.
         notes_events: Whether requests note their stages.
         tells_clients: Whether clients want to know which requests ended.
     """
@@ -59,10 +60,12 @@ class Requests:
         self,
         policy: SchedulingPolicy = SchedulingPolicy.FCFS,
         *,
+        joint_prompt_tokens: int | None = None,
         notes_events: bool = False,
         tells_clients: bool = False,
     ) -> None:
         self.policy = policy
+        self._joint_prompt_tokens = joint_prompt_tokens
         self.by_id: dict[str, Request] = {}
         self.waiting: RequestQueue = create_request_queue(policy)
         self.skipped_waiting: RequestQueue = create_request_queue(policy)
@@ -158,6 +161,36 @@ class Requests:
             num_scheduled_tokens: Of the step so far, by request.
         """
         return None
+
+    def may_join(
+        self, request: Request, num_new_tokens: int, num_scheduled_tokens: Mapping[str, int]
+    ) -> bool:
+        """Whether a request may have tokens in a step beside the prompts in it.
+
+        Where a step takes as long as it has tokens, each prompt in it only waits for the others:
+
+            together   |a b c|              first tokens at 3, 3, 3
+            in turn    |a| b | c |                       at 1, 2, 3
+
+        So few tokens may be of several prompts that one alone would take nearly as long. Tokens of
+        answers count for nothing, and always may.
+
+        Args:
+            request: The request.
+            num_new_tokens: What it would have.
+            num_scheduled_tokens: Of the step so far, by request.
+        """
+        most = self._joint_prompt_tokens
+        if most is None or (
+            request.status is RequestStatus.RUNNING and request not in self.prefilling
+        ):
+            return True
+        taken = sum(
+            count
+            for request_id, count in num_scheduled_tokens.items()
+            if self.by_id[request_id] in self.prefilling
+        )
+        return taken == 0 or taken + num_new_tokens <= most
 
     def end_deferral(self) -> None:
         """Whoever waits may have what is left of the step."""

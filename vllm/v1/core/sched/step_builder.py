@@ -6,13 +6,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.sched.encoder_inputs import EncoderDecision
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.encoder_inputs import EncoderDecision, EncoderPlanner
+    from vllm.v1.core.sched.encoder_inputs import EncoderPlanner
     from vllm.v1.core.sched.requests import Holdings
     from vllm.v1.core.values.kv_cache_blocks import KVCacheBlocks
     from vllm.v1.request import Request
@@ -28,6 +29,7 @@ class SchedulerLimits:
         max_num_seqs: Requests running at a time.
         max_num_tokens: Tokens of one step.
         long_prefill_token_threshold: Longest chunk of one request in a step; 0: no limit.
+        joint_prompt_tokens: Tokens that prompts may have in a step together; None: any number.
         enable_chunked_prefill: Whether a prompt may be computed in pieces.
         reserve_full_isl: Whether a request is admitted only if its whole prompt will fit.
         disable_chunked_mm_input: Whether a multimodal item must be computed in one step.
@@ -43,6 +45,7 @@ class SchedulerLimits:
     max_num_seqs: int
     max_num_tokens: int
     long_prefill_token_threshold: int
+    joint_prompt_tokens: int | None
     enable_chunked_prefill: bool
     reserve_full_isl: bool
     disable_chunked_mm_input: bool
@@ -66,6 +69,7 @@ class SchedulerLimits:
             max_num_seqs=config.max_num_seqs,
             max_num_tokens=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
+            joint_prompt_tokens=config.joint_prompt_tokens,
             enable_chunked_prefill=config.enable_chunked_prefill,
             reserve_full_isl=config.scheduler_reserve_full_isl,
             disable_chunked_mm_input=config.disable_chunked_mm_input,
@@ -104,6 +108,7 @@ class StepBuilder:
         holds_admission: Nobody may enter: a running request was preempted, or its prefill waits
             for more budget.
         loads_within: Whether a connector loads blocks that the step itself reads.
+        is_full: Whether a prompt had to wait because of those in the step.
     """
 
     token_budget: int
@@ -118,6 +123,7 @@ class StepBuilder:
     encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
     holds_admission: bool = False
     loads_within: bool = False
+    is_full: bool = False
 
     @property
     def total_num_tokens(self) -> int:
@@ -246,6 +252,9 @@ def choose_chunk(
     most = held.requests.find_chunk_cap(request, step.num_scheduled_tokens)
     if most is not None:
         num_new_tokens = min(num_new_tokens, most)
+    if not held.requests.may_join(request, num_new_tokens, step.num_scheduled_tokens):
+        step.is_full = True
+        return EncoderDecision(0, step.encoder_budget)
     decision = held.encoder.decide(
         request, start, num_new_tokens, step.encoder_budget, step.token_budget
     )

@@ -43,10 +43,19 @@ def make_requests(
     """Build the requests' places: fair ones where tenants share the server."""
     tenants = vllm_config.scheduler_config.tenants
     if tenants is None:
-        return Requests(limits.policy, notes_events=notes_events, tells_clients=tells_clients)
+        return Requests(
+            limits.policy,
+            joint_prompt_tokens=limits.joint_prompt_tokens,
+            notes_events=notes_events,
+            tells_clients=tells_clients,
+        )
     shares = FairShares(tenants, max_lag=_MAX_LAG_STEPS * limits.max_num_tokens)
     return FairRequests(
-        shares, limits.policy, notes_events=notes_events, tells_clients=tells_clients
+        shares,
+        limits.policy,
+        joint_prompt_tokens=limits.joint_prompt_tokens,
+        notes_events=notes_events,
+        tells_clients=tells_clients,
     )
 
 
