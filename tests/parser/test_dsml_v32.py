@@ -11,6 +11,7 @@ from vllm.parser.written_calls import CALL_WRITERS
 from vllm.tokenizers.tool_calls import MessageCall
 
 CHOICE = ParserChoice("deepseek_v32", "deepseek_v32")
+V31_TEMPLATE = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜></think>"
 
 
 def test_calls_are_written_and_forced_as_they_are_read() -> None:
@@ -31,13 +32,12 @@ def test_calls_are_written_and_forced_as_they_are_read() -> None:
     [
         ("deepseek_v32", "", CHOICE),
         ("deepseek_v3", f"{{{{ '<{D}function_calls>' }}}}</think>", CHOICE),
+        ("deepseek_v32", f"{{{{ '<' + '{D}' + 'function_calls>' }}}}</think>", CHOICE),
         ("deepseek_v4", "", ParserChoice("deepseek_v4", "deepseek_v4")),
-        # V3.2-Exp's, whose calls are of another kind.
-        (
-            "deepseek_v32",
-            "<｜tool▁calls▁begin｜>{{ tools }}</think>",
-            ParserChoice("qwen3", "none"),
-        ),
+        # V3.2-Exp's and V3.1's, whose calls are of another kind, and R1's.
+        ("deepseek_v32", V31_TEMPLATE, ParserChoice("deepseek_v4", "deepseek_v31")),
+        ("deepseek_v3", V31_TEMPLATE, ParserChoice("deepseek_v4", "deepseek_v31")),
+        ("deepseek_v3", f"{V31_TEMPLATE}```json", ParserChoice("qwen3", "none")),
     ],
 )
 def test_the_model_or_its_template_chooses(

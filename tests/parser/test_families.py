@@ -23,6 +23,10 @@ KIMI = (
     '{"text": "x", "limit": 5}<|tool_call_end|><|tool_call_begin|>functions.now:1'
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
 )
+V31 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>{"text": "x", "limit": 5}'
+    "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
 FIND = {"text": "x", "limit": 5}
 BOTH = [("find", FIND), ("now", {})]
 # Reasoning parser, tool parser, what the model says, its text, its calls.
@@ -56,6 +60,7 @@ CASES = [
     ),
     ("glm", "glm", "</think><tool_call>now</tool_call>", "", BOTH[1:]),
     ("kimi_k2", "kimi_k2", f"hm</think>Yes.{KIMI}", "Yes.", BOTH),
+    ("deepseek_v4", "deepseek_v31", f"hm</think>Yes.{V31}", "Yes.", BOTH),
     (
         "mistral",
         "mistral",
@@ -167,6 +172,8 @@ _SPECIAL = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|channel|>", "<|message|>"),
     *("<|constrain|>", "<|end|>", "<|start|>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    "<｜tool▁call▁end｜>",
 )
 FORCED = {
     "deepseek_v4": "",
@@ -175,6 +182,7 @@ FORCED = {
     "glm": "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n"
     "<arg_key>limit</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
     "hermes": '<tool_call>\n{"name": "find", "arguments": {"text": "x", "limit": 5}}\n</tool_call>',
+    "deepseek_v31": V31.split("<｜tool▁call▁begin｜>now")[0] + "<｜tool▁calls▁end｜>",
     "kimi_k2": KIMI.split("<|tool_call_begin|>functions.now")[0] + "<|tool_calls_section_end|>",
     "llama3_json": '{"name": "find", "parameters": {"text": "x", "limit": 5}}',
     "mistral": '[TOOL_CALLS][{"name": "find", "arguments": {"text": "x", "limit": 5}}]',

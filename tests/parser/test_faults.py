@@ -20,6 +20,7 @@ CHOICES = {
     "qwen3_coder": ParserChoice("qwen3", "qwen3_coder"),
     "glm": ParserChoice("glm", "glm"),
     "kimi_k2": ParserChoice("kimi_k2", "kimi_k2"),
+    "deepseek_v31": ParserChoice("deepseek_v4", "deepseek_v31"),
     "mistral": ParserChoice("mistral", "mistral"),
     "mistral_v11": ParserChoice("mistral", "mistral_v11"),
     "gemma4": ParserChoice("gemma4", "gemma4"),
@@ -278,6 +279,10 @@ BODIES = {
     "kimi_k2": (
         "<|tool_calls_section_begin|><|tool_call_begin|>",
         "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ),
     "mistral": ("[TOOL_CALLS]", ""),
     "mistral_v11": ("[TOOL_CALLS]", ""),

@@ -225,6 +225,14 @@ def _kimi(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     )
 
 
+def _deepseek_v31(tools: Sequence[ToolSpec], one_call: bool) -> Format:
+    begin, separator = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+    end = "<｜tool▁call▁end｜>"
+    tags = [tag(f"{begin}{tool.name}{separator}", arguments_of(tool), end) for tool in tools]
+    calls = calls_of(tags, "", one_call)
+    return sequence(text("<｜tool▁calls▁begin｜>"), calls, text("<｜tool▁calls▁end｜>"))
+
+
 def _listed(
     one: Callable[[ToolSpec], Format], separator: str, head: str = "", end: str = ""
 ) -> Callable[[Sequence[ToolSpec], bool], Format]:
@@ -244,6 +252,7 @@ _ANALYSIS = sequence(
 )
 _HERMES = _Spelling(_hermes, breaks_behind_thought=True)
 _SPELLINGS: Mapping[str, _Spelling] = {
+    "deepseek_v31": _Spelling(_deepseek_v31),
     "deepseek_v32": _Spelling(partial(_deepseek, V32_TAGS)),
     "deepseek_v4": _Spelling(partial(_deepseek, V4_TAGS)),
     "deepseek_v41": _Spelling(partial(_deepseek, V41_TAGS)),

@@ -24,6 +24,7 @@ _HARMONY_PARSER = "harmony:HarmonyParser"
 # Where a format's ``ToolDialect`` is, as "module:name" of this folder: a server loads its own
 # format's alone. None: gpt-oss, whose reasoning and calls one machine reads.
 TOOL_PARSERS: Mapping[str, str | None] = {
+    "deepseek_v31": "marked_sections:DEEPSEEK_V31",
     "deepseek_v32": "tag_dialects:DSML_V4",
     "deepseek_v4": "tag_dialects:DSML_V4",
     "deepseek_v41": "tag_dialects:DSML_V41",
@@ -31,7 +32,7 @@ TOOL_PARSERS: Mapping[str, str | None] = {
     "gemma4": "gemma:GEMMA4",
     "glm": "tag_dialects:GLM",
     "hermes": "tag_dialects:HERMES",
-    "kimi_k2": "kimi:KIMI",
+    "kimi_k2": "marked_sections:KIMI",
     "llama3_json": "llama:LLAMA",
     "mistral": "mistral:MISTRAL",
     "mistral_v11": "mistral:MISTRAL",
@@ -63,13 +64,17 @@ _TOOL_ALIASES = {
 _REASONING_ALIASES = {
     "deepseek_r1": "deepseek_v4",
     "deepseek_v3": "deepseek_v4",
+    "deepseek_v31": "deepseek_v4",
     "deepseek_v4_1": "deepseek_v41",
     "glm45": "glm",
     "kimi": "kimi_k2",
 }
 # Whose marks are special tokens, which texts leave out.
 _MARKS_ARE_SPECIAL = frozenset(
-    {_HARMONY_TOOLS, _HARMONY_REASONING, "gemma4", "functiongemma", "kimi_k2", *_MISTRAL}
+    {
+        *(_HARMONY_TOOLS, _HARMONY_REASONING, "gemma4", "functiongemma", "kimi_k2", *_MISTRAL),
+        "deepseek_v31",
+    }
 )
 # What a template writes tells the format; the first that fits.
 _TOOLS_OF_TEMPLATE = (
@@ -79,7 +84,7 @@ _TOOLS_OF_TEMPLATE = (
     ("<arg_key>", "glm"),
     ("<parameter=", "qwen3_coder"),
     ("<tool_call>", "hermes"),
-    ("\uff5cDSML\uff5cfunction_calls", "deepseek_v32"),
+    ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek_v31"),
     ("\uff5cDSML\uff5c", "deepseek_v4"),
 )
 _REASONING_OF_TEMPLATE = (
@@ -215,6 +220,13 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
     if model_type.startswith("deepseek_v4") and tools in (NONE, "deepseek_v4"):
         own = "deepseek_v41" if model_type.startswith("deepseek_v41") else "deepseek_v4"
         return ParserChoice(own, own)
+    # Templates may make the tag of two parts.
+    if tools == "deepseek_v4" and "function_calls>" in template:
+        tools = "deepseek_v32"
+    if tools == "deepseek_v31":
+        # In V3's and R1's calls a fence stands around the arguments.
+        tools = NONE if "```json" in template else tools
+        reasoning = "deepseek_v4" if tools != NONE and reasoning != NONE else reasoning
     if tools == "deepseek_v32" or (model_type == "deepseek_v32" and not template):
         return ParserChoice("deepseek_v32", "deepseek_v32")
     return ParserChoice(reasoning, tools)

@@ -1,7 +1,8 @@
 """How families write calls, for prompts whose chat template does not: one writer a parser.
 
 What a writer writes its parser reads back. Families whose marks are tokens of their vocabulary
-have none here: a template that lacks them belongs to another model.
+have none here: a template that lacks them belongs to another model. But for DeepSeek V3.1's, whose
+release's template writes calls and leaves it to others to tell of tools.
 """
 
 import json
@@ -69,6 +70,14 @@ def _deepseek(tags: DsmlTags, calls: Sequence[MessageCall]) -> str:
     return calls_block(calls, tags).strip()
 
 
+def _deepseek_v31(calls: Sequence[MessageCall]) -> str:
+    written = "".join(
+        f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{call.arguments}<｜tool▁call▁end｜>"
+        for call in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
 def _fields(call: MessageCall) -> dict[str, Any]:
     """A call's arguments; of what a limit cut off none."""
     try:
@@ -87,6 +96,7 @@ def _json(value: Any) -> str:
 
 
 CALL_WRITERS: Mapping[str, WriteCalls] = {
+    "deepseek_v31": _deepseek_v31,
     "deepseek_v32": partial(_deepseek, V32_TAGS),
     "deepseek_v4": partial(_deepseek, V4_TAGS),
     "deepseek_v41": partial(_deepseek, V41_TAGS),

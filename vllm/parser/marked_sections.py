@@ -1,7 +1,10 @@
-"""Kimi's calls, between special tokens.
+"""Calls in sections between special tokens: Kimi's, and those of DeepSeek V3.1 and V3.2-Exp.
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>
     {"text": "x"}<|tool_call_end|><|tool_calls_section_end|>
+
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>
+    {"text": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 """
 
 import re
@@ -21,48 +24,77 @@ from vllm.parser.marks import JsonEnd, Marks
 from vllm.parser.near_misses import read_calls
 from vllm.parser.offered import Offered
 
-SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
-_SECTION_ENDS = ("<|tool_calls_section_end|>", "<|tool_call_section_end|>")
-_BEGIN, _ARGUMENTS, _END = (
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-)
-_MARKS = Marks((*_SECTION_ENDS, *SECTIONS, _BEGIN, _ARGUMENTS, _END))
 _HEAD = re.compile(r"\s*(?:functions\.)?(?P<name>.+?)(?::\d+)?\s*", re.DOTALL)
 _MAX_HEAD_CHARS = 1024
 
 
-class KimiDialect:
-    """See ToolDialect. The model numbers its calls, and its prompts show these ids again."""
+class MarkedSectionDialect:
+    """See ToolDialect. Kimi numbers its calls, and its prompts show these ids again.
 
-    marks: tuple[str, ...] = (*SECTIONS, _BEGIN)
+    Args:
+        sections: What opens a section: the family's own mark, then others that models write.
+        ends: What closes one, likewise.
+        begin: Opens a call.
+        separator: Stands between its head and its arguments.
+        end: Closes it.
+        telltale: What all of these begin with.
+    """
+
     leads: tuple[str, ...] = ()
     quotes: tuple[str, ...] = ()
-    telltales: tuple[str, ...] = ("<|tool_",)
     ends_reasoning = True
     is_special = True
 
-    def read_block(self, opened_by: str, offered: Offered) -> "_KimiReader":
+    def __init__(
+        self,
+        sections: tuple[str, ...],
+        ends: tuple[str, ...],
+        begin: str,
+        separator: str,
+        end: str,
+        telltale: str,
+    ) -> None:
+        self.ends, self.begin, self.separator, self.end = ends, begin, separator, end
+        self.marks = (*sections, begin)
+        self.telltales = (telltale,)
+        self.all_marks = (*ends, *sections, begin, separator, end)
+        self.within = Marks(self.all_marks)
+
+    def read_block(self, opened_by: str, offered: Offered) -> "_SectionReader":
         """Return the reader of what follows a mark."""
-        return _KimiReader(opened_by, offered)
+        return _SectionReader(self, opened_by, offered)
 
 
-KIMI = KimiDialect()
+KIMI = MarkedSectionDialect(
+    ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+    ("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_",
+)
+DEEPSEEK_V31 = MarkedSectionDialect(
+    ("<｜tool▁calls▁begin｜>",),
+    ("<｜tool▁calls▁end｜>",),
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁",
+)
 
 
-class _KimiReader:
+class _SectionReader:
     """Reads one section.
 
     Owns: the text of the call that is open, its head, then its arguments.
     """
 
-    def __init__(self, opened_by: str, offered: Offered) -> None:
-        self._offered = offered
+    def __init__(self, tags: MarkedSectionDialect, opened_by: str, offered: Offered) -> None:
+        self._tags, self._offered = tags, offered
         self._text = ""
         self._raw = [opened_by]
         # Whether the section's own tag was left out.
-        self._is_bare = opened_by == _BEGIN
+        self._is_bare = opened_by == tags.begin
         # Models leave the call's own tag out: what stands first is its head all the same.
         self._head: list[str] | None = []
         self._head_json = JsonEnd()
@@ -78,7 +110,7 @@ class _KimiReader:
         delta = CallBlockDelta()
         self._text += text
         while True:
-            before, mark, self._text = _MARKS.split(self._text)
+            before, mark, self._text = self._tags.within.split(self._text)
             self._raw.append(before)
             delta.calls += self._add(before)
             if mark is None:
@@ -88,18 +120,18 @@ class _KimiReader:
                 self._raw.append(mark)
                 delta.calls += self._add(mark)
                 continue
-            if mark == _ARGUMENTS:
+            if mark == self._tags.separator:
                 self._raw.append(mark)
                 self._begin()
                 continue
-            if mark == _BEGIN:
+            if mark == self._tags.begin:
                 delta.calls += self._end()
                 self._head, self._head_json = [], JsonEnd()
                 self._raw.append(mark)
                 continue
             self._raw.append(mark)
             delta.calls += self._end()
-            if mark in _SECTION_ENDS or (self._is_bare and mark == _END):
+            if mark in self._tags.ends or (self._is_bare and mark == self._tags.end):
                 delta.ended, delta.rest = True, self._text
                 return delta
 
@@ -180,7 +212,7 @@ class _KimiReader:
             if calls:
                 return [item for call in calls for item in call.delta()]
         said = raw
-        for mark in (*SECTIONS, *_SECTION_ENDS, _BEGIN, _ARGUMENTS, _END):
+        for mark in self._tags.all_marks:
             said = said.replace(mark, "")
         ended: list[CallDelta] = [CallEnded(False)] if has_told else []
         if not said.strip():
