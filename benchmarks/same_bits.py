@@ -46,6 +46,7 @@ from tests.model_executor.models.decoder.reference import (
     gemma4_moe,
     gemma4_small,
     glm5_next,
+    glm_moe_dsa,
     kimi_linear,
     published_tensors,
     qwen3,
@@ -144,6 +145,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     # Of most prompts a part of the keys is chosen.
     "glm": glm5_next(vocab_size=VOCAB_SIZE, index_topk=32),
     "deepseek-v3.2": deepseek_v32(vocab_size=VOCAB_SIZE),
+    "glm-5": glm_moe_dsa(vocab_size=VOCAB_SIZE),
 }
 # Ten layers of every kind, FP8 matrices and FP4 experts.
 V41 = "deepseek-v4.1"
@@ -154,6 +156,7 @@ DRAFTING = {
     "qwen3-next-mtp": "qwen3-next",
     "glm-mtp": "glm",
     "deepseek-v3.2-mtp": "deepseek v3.2",
+    "glm-5-mtp": "glm 5",
 }
 
 

@@ -1,5 +1,5 @@
 // Decoders of grouped-query attention (Llama, Qwen 3, Gemma 3 and 4, gpt-oss), and of recurrent layers
-// and latent attention (Qwen 3.5, Kimi Linear, DeepSeek V3.2). The maths is that of the torch modules in
+// and latent attention (Qwen 3.5, Kimi Linear, DeepSeek V3.2, GLM 5). The maths is that of the torch modules in
 // vllm/model_executor/models/decoder.
 #include "build.h"
 #include "entries.h"
@@ -51,18 +51,6 @@ inline void activate_row(const vn_decoder_layer& layer, const float* gate_up, in
     clamped_silu_row(gate_up, inner, layer.limit, out);
   } else {
     clamped_row(gate_up, inner, layer.alpha, layer.limit, out);
-  }
-}
-
-// Turns pairs of neighbours of a head; the first ones of all stand in its first half then.
-inline void rotate_pairs(float* head, const float* turns, int64_t d) {
-  const int64_t half = d / 2;
-  thread_local Floats whole;
-  whole.assign(head, head + d);
-  for (int64_t i = 0; i < half; ++i) {
-    const float a = whole[2 * i], b = whole[2 * i + 1];
-    head[i] = a * turns[2 * i] - b * turns[2 * i + 1];
-    head[half + i] = b * turns[2 * i] + a * turns[2 * i + 1];
   }
 }
 
@@ -336,7 +324,7 @@ class DecoderLayers {
       turn_queries(layer, taken);
       queries = {taken, heads * d, d};
     }
-    if (layer.indexer != nullptr) {
+    if (layer.indexer != nullptr && layer.keeps_choice == 0) {
       const Turns* turns = find_turns(layer);
       const HeadTurns own = {turns == nullptr ? nullptr : turns->of(0), layer.num_turned};
       indexer_.keep(*layer.indexer, own, x);
@@ -596,7 +584,8 @@ class DecoderLayers {
   MissingRow missing_;
   PoolIndexer indexer_;
   UnitAttention units_;
-  std::vector<std::vector<int64_t>> chosen_;  // by flat row: positions of the keys it has chosen
+  // By flat row: positions of the keys that it chose in the last layer with an indexer.
+  std::vector<std::vector<int64_t>> chosen_;
   const float* inputs_;
   const std::vector<int64_t> wanted_;  // flat rows, ascending
   std::vector<StateRun> runs_;         // without recurrent layers: none

@@ -1,5 +1,5 @@
 // The choice of the keys that a query attends to, by pools of consecutive tokens (GLM 5.3 Flash), or of
-// one (DeepSeek V3.2). The maths is that of decoder/indexed_attention.py.
+// one (DeepSeek V3.2, GLM 5). The maths is that of decoder/indexed_attention.py.
 #pragma once
 
 #include <vector>
@@ -80,7 +80,13 @@ class PoolIndexer {
                          float* heads, int64_t count) {
     if (turns.values == nullptr) return;
     const float* own = turns.values + row * turns.width;
-    for (int64_t h = 0; h < count; ++h) rotate_halves(heads + h * l.width, own, turns.width);
+    for (int64_t h = 0; h < count; ++h) {
+      if (l.turns_pairs != 0) {
+        rotate_pairs(heads + h * l.width, own, turns.width);
+      } else {
+        rotate_halves(heads + h * l.width, own, turns.width);
+      }
+    }
   }
 
   // The first values of a row of inputs, brought to a mean of 0 and a variance of 1, times weights,

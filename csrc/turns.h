@@ -23,5 +23,17 @@ inline void rotate_halves(float* head, const float* turns, int64_t d) {
   }
 }
 
+// Turns pairs of neighbours of a head; the first ones of all stand in its first half then.
+inline void rotate_pairs(float* head, const float* turns, int64_t d) {
+  const int64_t half = d / 2;
+  thread_local Floats whole;
+  whole.assign(head, head + d);
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = whole[2 * i], b = whole[2 * i + 1];
+    head[i] = a * turns[2 * i] - b * turns[2 * i + 1];
+    head[half + i] = b * turns[2 * i] + a * turns[2 * i + 1];
+  }
+}
+
 }  // namespace VN_BUILD
 }  // namespace vn

@@ -311,8 +311,8 @@ typedef struct {
 
 // A choice of the keys that a query attends to, by pools of pool_size tokens: those of the num_chosen
 // complete pools of the highest scores, and all behind the last complete one. J heads of I values, the
-// first of which the layer's frequencies turn, if it has any: pairs (i, i + half). The key of a pool of
-// one token is the token's: there are no gate, bias and state then.
+// first of which the layer's frequencies turn, if it has any. The key of a pool of one token is the
+// token's: there are no gate, bias and state then.
 typedef struct {
   vn_matrix queries;  // [J * I, rank], of the latent of the layer's queries
   vn_matrix inputs;   // [I + J, D]: index keys, then the heads' weights
@@ -321,6 +321,8 @@ typedef struct {
   const float* key_norm;    // [2, I]: weights and bias of the index keys' norm
   vn_cache state, keys;     // rows of open pools [2 * I], keys of complete ones [I]
   int32_t num_heads, width, pool_size, num_chosen;
+  int32_t turns_pairs;  // neighbours are turned, and kept as two halves; 0: pairs (i, i + half) are
+  int32_t unused;
 } vn_pool_indexer;
 
 // A recurrent layer by the gated delta rule, in the place of attention: a state [K, V] for each of H
@@ -385,7 +387,7 @@ typedef struct {
   int32_t position_length;
   const vn_recurrence* recurrence;         // or null: attention
   const vn_latents* latents;               // or null: keys and values of their own
-  const vn_pool_indexer* indexer;          // or null: queries attend to all keys
+  const vn_pool_indexer* indexer;          // or null: queries attend to all keys; see keeps_choice
   const vn_sigmoid_router* scores;         // or null: experts' shares are a softmax
   const vn_shared_expert* shared_expert;  // or null
   const vn_experts_beside* beside;  // or null
@@ -394,7 +396,7 @@ typedef struct {
   vn_hyper attn_hyper, ffn_hyper;      // of a model with several streams
   const int32_t* axis_of_pair;  // [turned / 2]: which of a row's axes turns each pair, or null: 0
   int32_t sees_pictures;        // rows of one picture see each other both ways
-  int32_t unused;
+  int32_t keeps_choice;         // `indexer` is of a layer below, whose queries' keys are attended to
   // [K, d] powers of two, or null: what keys are divided by where they are stored. Queries are multiplied
   // by them instead, so that scores are the same.
   const float* key_sizes;

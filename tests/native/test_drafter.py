@@ -17,7 +17,7 @@ from tests.model_executor.models.decoder.drafting import (
     Oracle,
     build_block_model,
 )
-from tests.model_executor.models.decoder.reference import deepseek_v32, glm5_next, qwen3_5
+from tests.model_executor.models.decoder.reference import glm5_next, glm_moe_dsa, qwen3_5
 from tests.model_executor.models.decoder.test_gated_delta import OTHERS
 from tests.model_executor.models.hf_reference import random_tokens
 from tests.native.test_library import builds, make_context
@@ -30,7 +30,7 @@ BLOCKS: dict[str, tuple[dict[str, Any], type[Oracle]]] = {
     "qwen3-next": (OTHERS["qwen3-next"], BlockOracle),
     # Of most sequences a part of the keys is chosen.
     "glm": (glm5_next(index_topk=16), GlmBlockOracle),
-    "deepseek v3.2": (deepseek_v32(), DeepseekBlockOracle),
+    "glm 5": (glm_moe_dsa(), DeepseekBlockOracle),
 }
 MAX_BLOCKS = 8
 

@@ -13,6 +13,7 @@ from tests.model_executor.models.decoder.reference import (
     deepseek_v32,
     gemma3,
     glm5_next,
+    glm_moe_dsa,
     gpt_oss,
     kimi_linear,
     llama,
@@ -40,6 +41,7 @@ FAMILIES = {
     "kimi_linear": kimi_linear,
     "glm5_next": glm5_next,
     "deepseek_v32": deepseek_v32,
+    "glm_moe_dsa": glm_moe_dsa,
 }
 
 
@@ -68,8 +70,10 @@ def draw_decoder(name: str, rng: random.Random) -> dict[str, Any]:
         drawn |= draw_kimi_linear(rng)
     if name == "glm5_next":
         drawn |= draw_glm5_next(rng)
-    if name == "deepseek_v32":
+    if name in ("deepseek_v32", "glm_moe_dsa"):
         drawn |= draw_deepseek_v32(rng)
+        kinds = rng.choices(["full", "shared"], k=drawn["num_hidden_layers"] - 1)
+        drawn |= {"indexer_types": ["full", *kinds]} if name == "glm_moe_dsa" else {}
     return FAMILIES[name](**drawn)
 
 

@@ -95,6 +95,8 @@ class NativeDecoder:
         # Layers that turn alike share what they turn by: a step makes it once for all of them.
         self._frequencies: dict[RopeConfig, int] = {}
         self._axes: dict[RopeConfig, ctypes.Array[c_int32]] = {}
+        # By layer; others may attend to what one chooses.
+        self._indexers: dict[int, Any] = {}
         self._drafts: torch.Tensor | None = None
         # The block that drafts has tables of its own groups alone.
         names = () if model.drafter is None else drafter_cache_names(config)
@@ -293,7 +295,8 @@ class NativeDecoder:
             if isinstance(block.attention, LatentAttention):
                 self._bind_latents(layer, block.attention)
                 if isinstance(block.attention, IndexedAttention):
-                    self._bind_indexer(layer, index, block.attention)
+                    layer.indexer = self._bind_indexer(index, plan, block.attention)
+                    layer.keeps_choice = plan.index_owner is not None
             else:
                 assert isinstance(block.attention, DecoderAttention)
                 self._bind_attention(layer, block.attention)
@@ -444,27 +447,29 @@ class NativeDecoder:
         self._parts.append(bound)
         layer.latents = pointer(bound)
 
-    def _bind_indexer(
-        self, layer: structs.DecoderLayer, index: int, attention: IndexedAttention
-    ) -> None:
-        bind, plan = self._binder, attention.latent.indexer
-        assert plan is not None, "it chooses keys"
+    def _bind_indexer(self, index: int, plan: LayerPlan, attention: IndexedAttention) -> Any:
+        if plan.index_owner is not None:
+            return self._indexers[plan.index_owner]
+        bind, module = self._binder, attention.indexer
+        assert module is not None, "the layer has one of its own"
         bound = structs.PoolIndexer(
-            queries=bind.linear(attention.index_queries),
-            inputs=bind.linear(attention.index_inputs),
-            key_norm=bind.vector(attention.key_norm),
+            queries=bind.linear(module.queries),
+            inputs=bind.linear(module.inputs),
+            key_norm=bind.vector(module.key_norm),
             keys=self._cache(pool_keys_name(index)),
-            num_heads=plan.num_heads,
-            width=plan.head_dim,
-            pool_size=plan.pool_size,
-            num_chosen=plan.num_chosen,
+            num_heads=module.plan.num_heads,
+            width=module.plan.head_dim,
+            pool_size=module.plan.pool_size,
+            num_chosen=module.plan.num_chosen,
+            turns_pairs=module.plan.turns_pairs,
         )
-        if isinstance(attention.pool_keys, PoolKeys):
-            bound.gate = bind.matrix(attention.pool_keys.gate)
-            bound.place_bias = bind.vector(attention.pool_keys.place_bias)
+        if isinstance(module.pool_keys, PoolKeys):
+            bound.gate = bind.matrix(module.pool_keys.gate)
+            bound.place_bias = bind.vector(module.pool_keys.place_bias)
             bound.state = self._cache(pool_state_name(index))
         self._parts.append(bound)
-        layer.indexer = pointer(bound)
+        self._indexers[index] = pointer(bound)
+        return self._indexers[index]
 
     def _bind_feed_forward(
         self,

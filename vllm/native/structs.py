@@ -6,7 +6,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 27
+ABI_VERSION = 28
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16, INT8 = range(9)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -231,7 +231,7 @@ class PoolIndexer(ctypes.Structure):
         *_pointers("place_bias key_norm"),
         ("state", Cache),
         ("keys", Cache),
-        *_int32s("num_heads width pool_size num_chosen"),
+        *_int32s("num_heads width pool_size num_chosen turns_pairs unused"),
     )
 
 
@@ -291,7 +291,7 @@ class DecoderLayer(ctypes.Structure):
         ("attn_hyper", Hyper),
         ("ffn_hyper", Hyper),
         *_pointers("axis_of_pair"),
-        *_int32s("sees_pictures unused"),
+        *_int32s("sees_pictures keeps_choice"),
         *_pointers("key_sizes"),
     )
 

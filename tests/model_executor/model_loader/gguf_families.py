@@ -95,7 +95,7 @@ def write_keys(
 
 
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
-_LATENT = ("deepseek2", "deepseek32")
+_LATENT = ("deepseek2", "deepseek32", "glm-dsa")
 
 
 def write_indexer_keys(writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]) -> None:
@@ -106,6 +106,9 @@ def write_indexer_keys(writer: gguf.GGUFWriter, arch: str, raw: dict[str, Any]) 
         "top_k": raw["index_topk"],
     }.items():
         writer.add_uint32(f"{arch}.attention.indexer.{name}", number)
+    if "indexer_types" in raw:
+        kinds = [kind == "full" for kind in raw["indexer_types"]]
+        writer.add_array(f"{arch}.attention.indexer.types", kinds)
 
 
 def write_latent_keys(

@@ -17,8 +17,8 @@ from tests.model_executor.models.decoder.building import build_model, make_harne
 from tests.model_executor.models.decoder.reference import (
     PARITY_CONFIGS,
     build_hf_model,
-    deepseek_v32,
     glm5_next,
+    glm_moe_dsa,
     kimi_linear,
     published_tensors,
 )
@@ -264,10 +264,7 @@ def test_a_zero_point_of_fifteen_wraps_in_the_first_layout(tmp_path: Path) -> No
         ("kimi-linear", "w4a16"),
         ("kimi-linear", "gptq-order"),
         ("glm", "w4a16"),
-        *(
-            (name, "fp8-blocks")
-            for name in ("qwen3.5", "qwen3-next", "kimi-linear", "deepseek-v3.2")
-        ),
+        *((name, "fp8-blocks") for name in ("qwen3.5", "qwen3-next", "kimi-linear", "glm 5")),
         ("gemma4-small", "w4a16"),
         ("gemma4-moe", "w8a16"),
         ("gemma4-moe", "nvfp4-modelopt"),
@@ -280,7 +277,7 @@ def test_a_model_is_its_decoded_twin(family: str, name: str, tmp_path: Path) -> 
         **OTHERS,
         "kimi-linear": kimi_linear(),
         "glm": glm5_next(),
-        "deepseek-v3.2": deepseek_v32(num_nextn_predict_layers=0),
+        "glm 5": glm_moe_dsa(num_nextn_predict_layers=0),
     }
     raw = {**own[family], **SIZES}
     if family == "qwen3-moe":

@@ -32,6 +32,7 @@ def test_others_are_refused_by_name(names: list[str]) -> None:
         ("gemma4_text", "Gemma4ForCausalLM"),
         ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"),
         ("glm5_next", "Glm5NextForConditionalGeneration"),
+        ("glm_moe_dsa", "GlmMoeDsaForCausalLM"),
         ("gpt_oss", "GptOssForCausalLM"),
         ("kimi_linear", "KimiLinearForCausalLM"),
         ("llama", "LlamaForCausalLM"),

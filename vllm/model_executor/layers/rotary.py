@@ -21,6 +21,12 @@ class Turns:
     inverse_heads: torch.Tensor
 
 
+def split_pairs(values: torch.Tensor) -> torch.Tensor:
+    """Returns pairs of neighbours [..., 2 * P] as two halves: the first ones of all, the others."""
+    pairs = values.reshape(*values.shape[:-1], -1, 2)
+    return pairs.transpose(-1, -2).flatten(-2)
+
+
 def plain_frequencies(theta: float, dim: int, device: torch.device) -> torch.Tensor:
     """Returns theta^(-2k / dim) for the dim / 2 pairs."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim

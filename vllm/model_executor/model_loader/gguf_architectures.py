@@ -500,6 +500,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             vectors=_SCORE_VECTORS,
             drafts=_OWN_DRAFTS,
         ),
+        "glm-dsa": Architecture(
+            "GlmMoeDsaForCausalLM",
+            "glm_moe_dsa",
+            readers.read_glm_dsa,
+            (*_LATENT_TAKES, *_INDEXER_TAKES),
+            parts={**_SCORED, **_LATENT, **_INDEXER},
+            vectors=_SCORE_VECTORS,
+            drafts=_OWN_DRAFTS,
+        ),
         "kimi-linear": Architecture(
             "KimiLinearForCausalLM",
             "kimi_linear",

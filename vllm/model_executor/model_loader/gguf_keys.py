@@ -48,15 +48,15 @@ class Keys:
         return value
 
     def booleans(self, name: str, count: int) -> list[bool]:
-        """Return one for each layer."""
+        """Return one for each layer; a file may have more, of blocks that draft."""
         value = self._get(name, None)
         if (
             not isinstance(value, list)
-            or len(value) != count
+            or len(value) < count
             or not all(type(item) is bool for item in value)
         ):
             raise self.refuse(name, value, f"{count} booleans, one a layer")
-        return value
+        return value[:count]
 
     def count(self, name: str) -> int:
         """Return a number that may be 0, as it is where the key is missing."""

@@ -414,6 +414,19 @@ def read_deepseek32(keys: Keys) -> dict[str, Any]:
     return _read_latent_heads(keys)
 
 
+def read_glm_dsa(keys: Keys) -> dict[str, Any]:
+    """Return what files of GLM 5 say besides the table."""
+    return {**read_deepseek32(keys), "indexer_types": _read_indexer_types(keys)}
+
+
+def _read_indexer_types(keys: Keys) -> list[str]:
+    """Returns which layers have an indexer: as a list says, else all."""
+    listed = "attention.indexer.types"
+    count = keys.integer("block_count") - keys.count("nextn_predict_layers")
+    has_indexer = keys.booleans(listed, count) if keys.has(listed) else [True] * count
+    return ["full" if has else "shared" for has in has_indexer]
+
+
 def _read_latent_heads(keys: Keys) -> dict[str, Any]:
     """Returns the widths of latent attention with positions, and how these are stretched."""
     turned = keys.integer("rope.dimension_count")

@@ -1,9 +1,8 @@
 """DeepSeek V2 and V3, R1, Kimi K2: latent attention with positions, experts in groups, dense first.
 
 V3 scores experts by sigmoids and chooses with a bias, V2 by a softmax. Shared parts of keys and
-queries are turned as pairs of neighbours. A layer behind the last one drafts. In V3.2 an indexer
-chooses the keys of a query; it turns the first values of its heads as two halves. Sources:
-arXiv:2405.04434, arXiv:2412.19437, arXiv:2512.02556 and the releases' config.json.
+queries are turned as pairs of neighbours. A layer behind the last one drafts. Sources:
+arXiv:2405.04434, arXiv:2412.19437 and the releases' config.json.
 """
 
 import math
@@ -17,7 +16,6 @@ from vllm.model_executor.models.decoder.config import (
     DecoderConfig,
     ExpertsPlan,
     FeedForwardPlan,
-    IndexerPlan,
     LatentShape,
     LayerPlan,
     MlpPlan,
@@ -27,7 +25,6 @@ from vllm.model_executor.models.decoder.family_fields import (
     DENSE,
     SPARSE,
     read_activation,
-    read_layer_types,
     read_length,
     read_mlp_types,
     read_scored_experts,
@@ -42,7 +39,6 @@ from vllm.model_executor.models.glm4_moe import drafting_names, find_drafter
 
 # The releases' code has it, not config.json.
 _LATENT_EPS = 1e-6
-_INDEXED = "indexed_attention"
 
 
 def read_deepseek_v3(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -55,24 +51,7 @@ def read_deepseek_v3(raw: Mapping[str, Any]) -> DecoderConfig:
     fields = FieldReader(raw)
     kinds = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")
     fields.require("model_type", "deepseek_v3", kinds)
-    return _read_scored(fields)
-
-
-def read_deepseek_v32(raw: Mapping[str, Any]) -> DecoderConfig:
-    """Reads the config.json of a DeepseekV32ForCausalLM; raises as ``read_deepseek_v3``."""
-    fields = FieldReader(raw)
-    fields.require("model_type", "deepseek_v32", ("deepseek_v32",))
-    count = fields.positive_int("num_hidden_layers")
-    read_layer_types(fields, [_INDEXED] * count, (_INDEXED,))
-    config = _read_scored(fields)
-    latent, rope = config.attention.latent, config.layers[0].rope
-    assert latent is not None, "its rows are latents"
-    assert rope is not None, "its layers know positions"
-    indexer = _read_indexer(fields, rope)
-    if not latent.query_rank:
-        raise fields.error("q_lora_rank", None, "a number: the indexer's queries are made of it")
-    attention = replace(config.attention, latent=replace(latent, indexer=indexer))
-    return replace(config, attention=attention)
+    return read_scored_latents(fields)
 
 
 def read_deepseek_v2(raw: Mapping[str, Any]) -> DecoderConfig:
@@ -83,7 +62,8 @@ def read_deepseek_v2(raw: Mapping[str, Any]) -> DecoderConfig:
     return _read(fields, lambda: _read_softmax_experts(fields), num_dense=0)
 
 
-def _read_scored(fields: FieldReader) -> DecoderConfig:
+def read_scored_latents(fields: FieldReader) -> DecoderConfig:
+    """Reads layers as V3's of a config.json of any type; raises as ``read_deepseek_v3``."""
     fields.require("scoring_func", "sigmoid", ("sigmoid",))
     fields.require("topk_method", "noaux_tc", ("noaux_tc",))
     fields.require("rope_interleave", True, (True,))
@@ -93,6 +73,7 @@ def _read_scored(fields: FieldReader) -> DecoderConfig:
 def _read(fields: FieldReader, read_experts: Any, num_dense: int) -> DecoderConfig:
     refuse_quantization(fields)
     fields.require("attention_bias", False, (False,))
+    fields.require("mlp_bias", False, (False,))
     fields.require("moe_layer_freq", 1, (1,))
     width = fields.positive_int("qk_rope_head_dim", 64)
     rope = read_rope(fields, width, 10_000.0)
@@ -132,18 +113,6 @@ def _read_attention(fields: FieldReader, rope: RopeConfig) -> AttentionShape:
         head_dim=latent.row_width,
         scale=(latent.key_dim + latent.shared_dim) ** -0.5 * _read_magnitude(fields, rope) ** 2,
         latent=latent,
-    )
-
-
-def _read_indexer(fields: FieldReader, rope: RopeConfig) -> IndexerPlan:
-    head_dim = fields.positive_int("index_head_dim", 128)
-    if head_dim < rope.dim:
-        raise fields.error("index_head_dim", head_dim, f"at least qk_rope_head_dim ({rope.dim})")
-    return IndexerPlan(
-        num_heads=fields.positive_int("index_n_heads", 64),
-        head_dim=head_dim,
-        pool_size=1,
-        num_chosen=fields.positive_int("index_topk", 2048),
     )
 
 

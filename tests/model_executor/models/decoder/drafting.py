@@ -16,6 +16,7 @@ from tests.model_executor.models.decoder.reference import (
     build_hf_model,
     deepseek_v32,
     glm5_next,
+    glm_moe_dsa,
     published_tensors,
     qwen3_5,
 )
@@ -117,7 +118,7 @@ class BlockOracle:
 
 
 class DeepseekBlockOracle:
-    """The block of a DeepSeek V3.2, out of transformers' parts.
+    """The block of a DeepSeek V3.2 or a GLM 5, out of transformers' parts.
 
     Args:
         raw: The model's config.json.
@@ -128,7 +129,7 @@ class DeepseekBlockOracle:
     def __init__(self, raw: dict[str, Any], target: Any, seed: int) -> None:
         self._target, self._raw = target, raw
         # The block has experts, as the layers behind the first.
-        own = {**raw, "num_hidden_layers": 1, "first_k_dense_replace": 0}
+        own = {**raw, "num_hidden_layers": 1, "first_k_dense_replace": 0, "indexer_types": ["full"]}
         self._model = build_quiet_model(own, seed)
         width = raw["hidden_size"]
         generator = torch.Generator().manual_seed(seed)
@@ -249,12 +250,13 @@ DRAFTING_MODELS: dict[str, tuple[dict[str, Any], type[Oracle]]] = {
     "qwen 3.5": (qwen3_5(vocab_size=VOCAB_SIZE), BlockOracle),
     # Of more than 36 tokens a part is chosen.
     "glm": (glm5_next(vocab_size=VOCAB_SIZE, index_topk=32), GlmBlockOracle),
-    "deepseek v3.2": (deepseek_v32(vocab_size=VOCAB_SIZE), DeepseekBlockOracle),
+    "glm 5": (glm_moe_dsa(vocab_size=VOCAB_SIZE), DeepseekBlockOracle),
 }
 
 
 MORE_MODELS: dict[str, tuple[dict[str, Any], type[Oracle]]] = {
-    name: ({**raw, "vocab_size": VOCAB_SIZE}, BlockOracle) for name, raw in OTHERS.items()
+    "deepseek v3.2": (deepseek_v32(vocab_size=VOCAB_SIZE), DeepseekBlockOracle),
+    **{name: ({**raw, "vocab_size": VOCAB_SIZE}, BlockOracle) for name, raw in OTHERS.items()},
 }
 
 

@@ -6,6 +6,7 @@ from tests.model_executor.models.decoder.reference import (
     _BASE,
     deepseek_v32,
     glm5_next,
+    glm_moe_dsa,
     kimi_linear,
 )
 
@@ -194,6 +195,7 @@ OTHER_FAMILIES: dict[str, dict[str, Any]] = {
         num_nextn_predict_layers=0,
     ),
     "deepseek32": deepseek_v32(num_nextn_predict_layers=0),
+    "glm-dsa": glm_moe_dsa(num_nextn_predict_layers=0),
     "deepseek2-softmax": _latent(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",

@@ -4,6 +4,7 @@ Only tests use it. It runs in fp32, one sequence at a time, without padding.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 _BASE: dict[str, Any] = {
@@ -209,6 +211,21 @@ def deepseek_v32(**overrides: Any) -> dict[str, Any]:
     raw = {**_BASE, **own}
     del raw["head_dim"]
     return raw
+
+
+def glm_moe_dsa(**overrides: Any) -> dict[str, Any]:
+    """Returns a tiny GlmMoeDsaForCausalLM: every second layer has no indexer of its own."""
+    own = {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "num_hidden_layers": 4,
+        "rms_norm_eps": 1e-5,
+        "n_group": 1,
+        "topk_group": 1,
+        "indexer_types": ["full", "shared", "full", "shared"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    return deepseek_v32(**{**own, **overrides})
 
 
 def glm5_next(**overrides: Any) -> dict[str, Any]:
@@ -426,18 +443,49 @@ class ReferenceRun:
         logits: [T, V].
         margins: [T]: the least gap, at each position, between what a router chose and the next
             best; infinite without experts.
+        index_margins: [T]: the same of indexers; infinite where all keys are attended to.
     """
 
     logits: torch.Tensor
     margins: torch.Tensor
+    index_margins: torch.Tensor
+
+
+class _IndexRanks(TorchFunctionMode):
+    """Notes how close an indexer's choice is, while one runs.
+
+    Owns: what it has noted, [T] of each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.margins: list[torch.Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.topk and args[1] < args[0].shape[-1]:
+            scores = args[0].float().flatten(0, -2)
+            best = scores.topk(args[1] + 1, dim=-1).values
+            # Keys that are not seen have the least of numbers.
+            gaps = (best[:, -2] - best[:, -1]).masked_fill(best[:, -1] < -1e30, float("inf"))
+            self.margins.append(gaps)
+        return func(*args, **(kwargs or {}))
 
 
 def run_reference(model: Any, token_ids: list[int]) -> ReferenceRun:
-    """Runs the reference once, watching its routers through hooks."""
+    """Runs the reference once, watching its routers and indexers through hooks."""
+    ranks = _IndexRanks()
     margins = [torch.full((len(token_ids),), float("inf"))]
     handles = []
     config = model.config.get_text_config()
     num_chosen = getattr(config, "num_experts_per_tok", getattr(config, "top_k_experts", 0))
+
+    def enter(mode: TorchFunctionMode) -> None:
+        mode.__enter__()
+
+    def leave(mode: TorchFunctionMode) -> None:
+        mode.__exit__(None, None, None)
 
     def hook(module: Any, inputs: Any, outputs: Any) -> None:
         if hasattr(module, "e_score_correction_bias"):
@@ -450,13 +498,17 @@ def run_reference(model: Any, token_ids: list[int]) -> ReferenceRun:
     for name, module in model.named_modules():
         if name.endswith(("mlp.gate", "mlp.router", ".router.proj")):
             handles.append(module.register_forward_hook(hook))
+        if name.endswith("self_attn.indexer"):
+            handles.append(module.register_forward_pre_hook(lambda *_: enter(ranks)))
+            handles.append(module.register_forward_hook(lambda *_: leave(ranks)))
     try:
         with torch.inference_mode():
             logits = model(torch.tensor([token_ids]), use_cache=False).logits[0].float()
     finally:
         for handle in handles:
             handle.remove()
-    return ReferenceRun(logits, torch.stack(margins).amin(0))
+    by_indexers = torch.stack([torch.full((len(token_ids),), float("inf")), *ranks.margins])
+    return ReferenceRun(logits, torch.stack(margins).amin(0), by_indexers.amin(0))
 
 
 def _find_sigmoid_margin(router: Any, x: torch.Tensor, config: Any) -> torch.Tensor:

@@ -17,7 +17,7 @@ from tests.model_executor.models.decoder.drafting import (
     Oracle,
     build_block_model,
 )
-from tests.model_executor.models.decoder.reference import deepseek_v32, glm5_next, qwen3_5
+from tests.model_executor.models.decoder.reference import glm5_next, glm_moe_dsa, qwen3_5
 from tests.model_executor.models.decoder.test_gated_delta import OTHERS, PATHS
 from tests.model_executor.models.hf_reference import random_tokens
 from vllm.exceptions import ConfigError
@@ -68,7 +68,7 @@ def test_a_block_with_experts_equals_transformers(name: str, native: int) -> Non
 @pytest.mark.parametrize("native", PATHS)
 def test_a_block_that_chooses_keys_equals_transformers_parts(native: int) -> None:
     """Of four chosen pools of four tokens, behind more than twenty; of 32 tokens, behind them."""
-    check_logits(*build_block_model(deepseek_v32(), DeepseekBlockOracle), native)
+    check_logits(*build_block_model(glm_moe_dsa(), DeepseekBlockOracle), native)
     model, oracle = build_block_model(glm5_next(index_topk=16), GlmBlockOracle)
     # The block reads the model's own embedding and head; copies of them in files are left out.
     copies = ("mtp.layers.0.embed_tokens.", "mtp.layers.0.shared_head.head.")

@@ -32,12 +32,14 @@ class IndexerPlan:
         pool_size: Tokens of a pool; pools are counted from the first token. 1: a pool is a token,
             and its key the token's.
         num_chosen: Pools that a query attends to, besides its own that is not complete.
+        turns_pairs: Whether what positions turn are pairs of neighbours; else two halves.
     """
 
     num_heads: int
     head_dim: int
     pool_size: int
     num_chosen: int
+    turns_pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,8 @@ class LayerPlan:
             has its own.
         experts: Routed experts beside the feed-forward part, with norms of their own.
         recurrence: What stands in the place of attention; None: attention.
+        index_owner: The layer below whose indexer chooses its keys, and which has one of its own;
+            None: its own, if keys are chosen.
     """
 
     window: int
@@ -321,6 +325,7 @@ class LayerPlan:
     kv_owner: int | None = None
     experts: ExpertsPlan | None = None
     recurrence: RecurrencePlan | None = None
+    index_owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +485,12 @@ class DecoderConfig:
     def shared_owners(self) -> frozenset[int]:
         """The layers whose keys and values others attend to."""
         return frozenset(layer.kv_owner for layer in self.layers if layer.kv_owner is not None)
+
+    @property
+    def index_owners(self) -> frozenset[int]:
+        """The layers whose choice of keys others attend to, too."""
+        owners = (layer.index_owner for layer in self.layers)
+        return frozenset(owner for owner in owners if owner is not None)
 
     @property
     def last_owner(self) -> int:

@@ -6,21 +6,22 @@
     keys        the tokens of the highest complete pools, and all behind the last complete one
 
 A query that sees no more complete pools than are chosen attends to all keys. Pools are of several
-tokens in GLM 5.3 Flash and of one in DeepSeek V3.2, which is every token by itself.
+tokens in GLM 5.3 Flash and of one in DeepSeek V3.2 and GLM 5, which is every token by itself. Some
+of a model's layers may have no indexer, and attend to what that of a layer below chooses: here they
+rank once more, by what is kept there, and natively the choice itself is kept.
 """
 
 from functools import partial
 
 import torch
-from torch.nn.functional import layer_norm
 from typing_extensions import override
 
 from vllm.exceptions import UnsupportedFeatureError
-from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.decoder.config import LayerPlan
+from vllm.model_executor.models.decoder.indexer import Indexer
 from vllm.model_executor.models.decoder.kv_cache import pool_keys_name
 from vllm.model_executor.models.decoder.latent_attention import LatentAttention
-from vllm.model_executor.models.decoder.pool_keys import PoolKeys, TokenKeys
+from vllm.model_executor.models.decoder.pool_keys import TokenKeys
 from vllm.model_executor.models.decoder.step import ModelParts, Step
 from vllm.v1.attention.step_tables import (
     ChunkKeys,
@@ -29,7 +30,6 @@ from vllm.v1.attention.step_tables import (
     PicksKeys,
 )
 
-_NORM_EPS = 1e-6
 # Queries whose masks exist at a time.
 _TILE = 256
 
@@ -47,21 +47,15 @@ class IndexedAttention(LatentAttention):
 
     def __init__(self, index: int, plan: LayerPlan, parts: ModelParts) -> None:
         super().__init__(index, plan, parts)
-        indexer = self.latent.indexer
-        assert indexer is not None
-        self._indexer = indexer
+        assert self.latent.indexer is not None
+        self._plan = self.latent.indexer
         own = parts.within(f"{parts.make.prefix}indexer")
-        hidden, make = parts.config.hidden_size, own.make
-        width, heads = indexer.head_dim, indexer.num_heads
-        self.index_queries = ReplicatedLinear(
-            self.latent.query_rank, (heads * width,), make, ("wq_b",)
-        )
-        # Index keys, then weights of heads.
-        self._inner_names = ("wk", "weights_proj")
-        self.index_inputs = ReplicatedLinear(hidden, (width, heads), make, self._inner_names)
-        self.key_norm = make.parameter(2, width, dtype=torch.float32)
-        self.pool_keys = (TokenKeys if indexer.pool_size == 1 else PoolKeys)(index, indexer, own)
-        self._keys_name = pool_keys_name(index)
+        owner = index if plan.index_owner is None else plan.index_owner
+        self.indexer = Indexer(index, plan, self.latent, own) if owner == index else None
+        self._keys_name = pool_keys_name(owner)
+        self._is_asked = index in parts.config.index_owners
+        # Keys of any indexer are read alike.
+        self._read_keys = TokenKeys(owner, self._plan, own).read
         self._score_pools, self._select = parts.ops("index_scores"), parts.ops("select_entries")
         self._list = parts.ops("list_entries")
 
@@ -79,27 +73,19 @@ class IndexedAttention(LatentAttention):
                 "model on a CPU."
             )
         projected, rows = self._project(x)
-        sizes = [self._indexer.head_dim, self._indexer.num_heads]
-        keys, weights = torch.split(self.index_inputs(x), sizes, -1)
-        weight, bias = self.key_norm
-        keys = layer_norm(keys.float(), weight.shape, weight, bias, _NORM_EPS)
-        queries, index_queries = self._take(projected), self.index_queries(projected)
+        queries = self._take(projected)
         if self._rope is not None:
             rows = self._turn(rows.unsqueeze(1), step).squeeze(1)
             queries = self._turn(queries, step)
-            keys = self._turn_heads(keys, step)
-            index_queries = self._turn_heads(index_queries, step)
-        self.pool_keys(keys, x, step)
+        if self.indexer is None:
+            ranked_by = step.shared[self._keys_name]
+        else:
+            ranked_by = self.indexer(x, projected, step)
+        if self._is_asked:
+            step.shared[self._keys_name] = ranked_by
         # One tensor a row, as attention's steps are handed on.
-        packed = torch.cat([queries.flatten(1), index_queries, weights], 1)
+        packed = torch.cat([queries.flatten(1), ranked_by], 1)
         return self._map_found(self._attend_step(packed, rows, step))
-
-    def _turn_heads(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """Turns the first values of the indexer's heads in rows [T, heads * I]: both halves."""
-        assert self._rope is not None, "the caller asked"
-        by_head = rows.view(len(rows), -1, self._indexer.head_dim)
-        turned = self._rotate(by_head[..., : self._rope.dim], *step.turns[self._rope])
-        return torch.cat([turned, by_head[..., self._rope.dim :]], -1).flatten(1)
 
     def _attend_all(
         self, queries: torch.Tensor, rows: torch.Tensor, step: Step, *, skips: bool
@@ -118,8 +104,8 @@ class IndexedAttention(LatentAttention):
             part, skip = chunk.rows, chunk.num_unwanted if skips else 0
             if skip < chunk.num_tokens:
                 wanted, pools = queries[part][skip:], None
-                if found.blocks.shape[0] > self._indexer.num_chosen:
-                    pools = self.pool_keys.read(found, step)
+                if found.blocks.shape[0] > self._plan.num_chosen:
+                    pools = self._read_keys(found, step)
                 own = self._join_rows(chunk_keys, rows[part], queries.dtype, step)
                 positions = torch.arange(len(own) - len(wanted), len(own), device=rows.device)
                 output[part][skip:] = self._attend_request(wanted, own, pools, positions)
@@ -140,7 +126,7 @@ class IndexedAttention(LatentAttention):
 
             | behind its last complete pool | of pools that it sees, as they follow | of no pool |
         """
-        size, heads = self._indexer.pool_size, self._shape.num_heads
+        size, heads = self._plan.pool_size, self._shape.num_heads
         positions = decode.take(step.positions)
         by_head, index_queries, weights = self._split_packed(decode.take(queries))
         pools, are_seen = self._list_pools(reads, index_queries, weights, positions, step)
@@ -181,13 +167,13 @@ class IndexedAttention(LatentAttention):
             positions: int64 [B, Q].
             step: The step.
         """
-        indexer, num_pools = self._indexer, reads.source.blocks.shape[1]
+        indexer, num_pools = self._plan, reads.source.blocks.shape[1]
         numbers = torch.arange(num_pools, device=positions.device)
         is_complete = numbers < ((positions + 1) // indexer.pool_size).unsqueeze(-1)
         if num_pools <= indexer.num_chosen:
             return numbers.expand(is_complete.shape), is_complete
         weights = weights * (indexer.head_dim * indexer.num_heads) ** -0.5
-        scores = self._score_pools(queries, self.pool_keys.read(reads.source, step), weights)
+        scores = self._score_pools(queries, self._read_keys(reads.source, step), weights)
         scores = scores.masked_fill(~is_complete, -torch.inf)
         listed = self._list(self._select(scores, indexer.num_chosen), indexer.num_chosen)
         # Where too few are complete, others were chosen as fill.
@@ -197,7 +183,7 @@ class IndexedAttention(LatentAttention):
         self, packed: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns queries [..., H, L + S], and fp32 [..., J, I] and [..., J] of the indexer."""
-        indexer, latent = self._indexer, self.latent
+        indexer, latent = self._plan, self.latent
         heads, width = self._shape.num_heads, latent.latent_dim + latent.shared_dim
         sizes = [heads * width, indexer.num_heads * indexer.head_dim, indexer.num_heads]
         queries, index_queries, weights = torch.split(packed, sizes, -1)
@@ -258,7 +244,7 @@ class IndexedAttention(LatentAttention):
             pools: fp32 [C, I].
             positions: int64 [N].
         """
-        indexer = self._indexer
+        indexer = self._plan
         products = (queries @ pools.T).mul_(indexer.head_dim**-0.5).relu_()
         weights = weights * indexer.num_heads**-0.5
         scores = (weights.unsqueeze(1) @ products).squeeze(1)
@@ -268,7 +254,7 @@ class IndexedAttention(LatentAttention):
 
     def _choose(self, scores: torch.Tensor, positions: torch.Tensor, num_keys: int) -> torch.Tensor:
         """Returns which of ``num_keys`` keys queries choose, [N, keys], some behind their own."""
-        indexer = self._indexer
+        indexer = self._plan
         is_chosen = self._select(scores, indexer.num_chosen) & (scores > -torch.inf)
         num_complete = (positions + 1) // indexer.pool_size
         places = torch.arange(num_keys, device=scores.device)
@@ -279,14 +265,5 @@ class IndexedAttention(LatentAttention):
 
     @override
     def weight_slots(self, prefix: str) -> dict[str, torch.Tensor]:
-        own = f"{prefix}.indexer"
-        slots = {
-            **super().weight_slots(prefix),
-            **self.index_queries.part_slots(0, f"{own}.wq_b"),
-            **self.pool_keys.weight_slots(own),
-            f"{own}.k_norm.weight": self.key_norm.data[0],
-            f"{own}.k_norm.bias": self.key_norm.data[1],
-        }
-        for index, name in enumerate(self._inner_names):
-            slots |= self.index_inputs.part_slots(index, f"{own}.{name}")
-        return slots
+        slots = super().weight_slots(prefix)
+        return slots if self.indexer is None else slots | self.indexer.weight_slots(prefix)

@@ -18,7 +18,8 @@ their rows of L values:
 
 A pool that is complete needs no state: where r divides the block size, no prefix does. Pools of one
 token are never open, and have no such cache; their keys lie in blocks of as many tokens as latents'
-(k = 1), with which they share a block table.
+(k = 1), with which they share a block table. A layer that attends to what another one's indexer
+chooses has neither.
 """
 
 from collections import defaultdict
@@ -123,7 +124,7 @@ def decoder_kv_cache_specs(
             kv_quant_mode=KVQuantMode.of_dtype(cache_dtype),
         )
         specs[cache_name(index)] = _with_window(full, layer.window) if layer.window else full
-        if shape.latent is not None:
+        if shape.latent is not None and layer.index_owner is None:
             specs |= _pool_specs(shape.latent, index, block_size, cache_dtype, state_dtype)
     if config.recurrences:
         specs[STATES] = _state_spec(config, specs, block_size, state_dtype)

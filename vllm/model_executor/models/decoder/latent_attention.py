@@ -21,6 +21,7 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
 )
 from vllm.model_executor.layers.quantization.storages import PlainRows
+from vllm.model_executor.layers.rotary import split_pairs
 from vllm.model_executor.models.decoder.config import LayerPlan
 from vllm.model_executor.models.decoder.paged_attention import PagedAttention
 from vllm.model_executor.models.decoder.step import ModelParts, Step
@@ -91,9 +92,7 @@ class LatentAttention(PagedAttention):
         """Turns the shared parts of [T, H, L + S]."""
         assert self._rope is not None, "the caller asked"
         own, shared = torch.split(rows, [self.latent.latent_dim, self.latent.shared_dim], -1)
-        pairs = shared.reshape(*shared.shape[:-1], -1, 2)
-        halves = pairs.transpose(-1, -2).flatten(-2)
-        return torch.cat([own, self._rotate(halves, *step.turns[self._rope])], -1)
+        return torch.cat([own, self._rotate(split_pairs(shared), *step.turns[self._rope])], -1)
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what queries are products of, normed if it is a latent, and rows [T, L + S]."""

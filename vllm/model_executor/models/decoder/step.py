@@ -36,7 +36,8 @@ class Step:
         is_narrow: Whether streams, turns and layer inputs hold the wanted rows alone.
         prompts: The flat rows of each prompt, where tokens see both ways; else none.
         shared: Cache name -> the step's rows [T, 2 * K * d] as a later step reads them, of the
-            caches that several layers read; each is put there by its owner.
+            caches that several layers read, or what these rank an indexer's keys by; each is put
+            there by its owner.
     """
 
     positions: torch.Tensor
