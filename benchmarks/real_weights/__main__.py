@@ -13,7 +13,10 @@ was found is kept there, and a run that is stopped goes on.
 
 import argparse
 import json
+import logging
+import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -22,16 +25,17 @@ from typing import Any
 
 from benchmarks.real_weights.checks import (
     Report,
-    check_exactness,
     check_log_probabilities,
     check_schemas,
 )
 from benchmarks.real_weights.drafts import check_drafts
+from benchmarks.real_weights.exactness import check_exactness
 from benchmarks.real_weights.forced_calls import check_forced_calls
 from benchmarks.real_weights.llama_cpp import check_perplexity as compare_perplexity
 from benchmarks.real_weights.llama_cpp import check_tokenizer
 from benchmarks.real_weights.models import MODELS, USUAL, ModelUnavailableError, fetch
 from benchmarks.real_weights.perplexity import check_perplexity
+from benchmarks.real_weights.progress import tell
 from benchmarks.real_weights.schemas import list_schemas
 from benchmarks.real_weights.tokenizer_ids import check_tokenizer_ids
 from benchmarks.result import print_result
@@ -69,6 +73,7 @@ def main() -> int:
     known = dict.fromkeys(title for name in MODELS for title in _list_checks(args, name))
     if missing := [title for title in args.checks or () if title not in known]:
         parser.error(f"--checks {' '.join(missing)}: use {', '.join(known)}")
+    _quieten_engines()
     found = _Found(args.results)
     faults = 0
     told: dict[str, dict[str, Any]] = {}
@@ -88,10 +93,14 @@ def main() -> int:
         for title, check in checks.items():
             report = found.get(name, title)
             if report is None:
-                print(f"{name}: {title} ...", file=sys.stderr, flush=True)
+                tell(f"{name}: {title} ...")
+                begin = time.monotonic()
                 report = check(path)
+                report.seconds = round(time.monotonic() - begin)
                 found.keep(name, title, report)
-            told[name] |= {f"{title}_{key}": value for key, value in report.figures.items()}
+                tell(f"{name}: {title}: {report.seconds} s, {len(report.faults)} faults")
+            figures = {**report.figures, "seconds": report.seconds}
+            told[name] |= {f"{title}_{key}": value for key, value in figures.items()}
             for fault in report.faults:
                 print(f"{name}: {title}: {fault}", file=sys.stderr)
             faults += len(report.faults)
@@ -123,6 +132,12 @@ def _list_checks(args: argparse.Namespace, name: str) -> dict[str, Callable[[Pat
             most_s=args.minutes * 60,
         )
     return checks
+
+
+def _quieten_engines() -> None:
+    """Have engines say only what is wrong, unless the user asked for more."""
+    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    logging.getLogger("vllm").setLevel(level.upper())
 
 
 class _Found:

@@ -7,13 +7,16 @@ token after a window's first is scored.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks.real_weights.checks import Report, open_engine
+from benchmarks.real_weights.side_by_side import run_side_by_side
 from vllm import LLM, SamplingParams
+from vllm.tokenizers import Tokenizer
 
 WINDOW = 1024
 # By how much of it a rounding may raise the perplexity before something is broken.
@@ -39,18 +42,22 @@ def check_perplexity(path: Path, num_tokens: int) -> Report:
         path: The model's file.
         num_tokens: So many are scored, or the windows that hold as many.
     """
-    report = Report({})
-    windows: list[list[int]] = []
-    for name, options in ROUNDINGS.items():
-        with open_engine(path, **options) as llm:
-            windows = windows or cut_windows(llm, num_tokens)
-            loss, count = score(llm, windows)
-        report.figures[name] = math.exp(loss / count)
-        report.figures["tokens"] = count
-        excess = report.figures[name] / report.figures["exact"] - 1
+    windows = cut_windows(Tokenizer.from_folder(path), num_tokens)
+    found = run_side_by_side(
+        {name: partial(_measure, path, windows, options) for name, options in ROUNDINGS.items()}
+    )
+    report = Report({**found, "tokens": sum(len(window) - 1 for window in windows)})
+    for name, perplexity in found.items():
+        excess = perplexity / found["exact"] - 1
         if excess > _MOST:
-            report.faults.append(f"{name}: {excess:.2%} above the exact {report.figures['exact']}")
+            report.faults.append(f"{name}: {excess:.2%} above the exact {found['exact']}")
     return report
+
+
+def _measure(path: Path, windows: Sequence[list[int]], options: Mapping[str, Any]) -> float:
+    with open_engine(path, **options) as llm:
+        loss, count = score(llm, windows)
+    return math.exp(loss / count)
 
 
 def read_text() -> str:
@@ -58,10 +65,8 @@ def read_text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def cut_windows(llm: LLM, num_tokens: int) -> list[list[int]]:
+def cut_windows(tokenizer: Tokenizer, num_tokens: int) -> list[list[int]]:
     """Return windows of the text's tokens, so many that as many are scored."""
-    tokenizer = llm.get_tokenizer()
-    assert tokenizer is not None
     first = tokenizer.encode("")
     ids = tokenizer.encode(read_text())[len(first) :]
     size = WINDOW - len(first)

