@@ -164,6 +164,15 @@ def test_a_text_that_begins_to_repeat_itself_is_drafted_without_trying() -> None
     assert drafted[-1] > 1
 
 
+def test_a_passage_goes_on_behind_a_token_that_was_replaced() -> None:
+    passage = list(range(PROMPT))
+    edited = [token if token % 8 else 1000 + token for token in passage]
+    seconds, drafted = weighed([passage + edited], COSTS["memory"])
+    # Lookups alone find the passage again two tokens later: two steps in three draft nothing.
+    assert drafted.count(0) < len(drafted) / 4
+    assert seconds < seconds_with([passage + edited], COSTS["memory"], 8)
+
+
 def test_costs_are_drawn_through_what_was_measured() -> None:
     costs = StepCosts()
     costs.note(2, 1.0)
@@ -184,10 +193,10 @@ def test_costs_are_drawn_through_what_was_measured() -> None:
 def test_a_chance_forgets_old_texts() -> None:
     chance = Chance()
     for _ in range(100):
-        chance.note(8, 0)
+        chance.note(24, is_right=True)
     assert chance.value > 0.95
     for _ in range(60):
-        chance.note(0, 1)
+        chance.note(24, is_right=False)
     assert chance.value < 0.1
 
 

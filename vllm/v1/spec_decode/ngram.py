@@ -7,8 +7,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from vllm.v1.spec_decode.weighing import Draft, DraftWeigher
+from vllm.v1.spec_decode.weighing import Draft, DraftWeigher, Passage
 from vllm.v1.worker.step_input import StepInput
+
+# So many last tokens say more than that a passage was repeated up to the one before.
+_SURE_MATCH = 3
 
 
 class NgramProposer:
@@ -62,7 +65,14 @@ class NgramProposer:
         # The latest match says most, unless too few tokens follow it.
         full = ends[ends + self._num_drafts < num_tokens]
         end = int(full[-1]) if len(full) else int(ends[0])
-        return Draft(tokens[end + 1 : end + 1 + self._num_drafts].tolist(), length)
+        return Draft(tokens[end + 1 : end + 1 + self._num_drafts].tolist(), length, end + 1)
+
+    def resume(self, tokens: np.ndarray, passage: Passage) -> Draft:
+        """Return what follows in a passage that was repeated so far, but for its last token."""
+        start = passage.start
+        return Draft(
+            tokens[start : start + self._num_drafts].tolist(), passage.match, start, is_resumed=True
+        )
 
 
 class WeighedNgramProposer:
@@ -96,8 +106,8 @@ class WeighedNgramProposer:
             if count
         }
         self._note_time(step, frozenset(texts))
-        self._weigher.note_texts(texts)
-        drafts = {name: self._lookup.match(tokens) for name, tokens in texts.items()}
+        passages = self._weigher.note_texts(texts)
+        drafts = {name: self._draft(tokens, passages.get(name)) for name, tokens in texts.items()}
         counts = self._weigher.choose(drafts, {name: len(text) for name, text in texts.items()})
         self._last_time, self._last_names = self._clock(), frozenset(texts)
         return [
@@ -106,6 +116,13 @@ class WeighedNgramProposer:
 
     def forget(self, block_ids: Sequence[int]) -> None:
         """Do nothing: nothing is kept of blocks."""
+
+    def _draft(self, tokens: np.ndarray, passage: Passage | None) -> Draft:
+        """Look a text's last tokens up; where few match, the passage before may go on."""
+        draft = self._lookup.match(tokens)
+        if passage is None or draft.match >= _SURE_MATCH or passage.start >= len(tokens):
+            return draft
+        return self._lookup.resume(tokens, passage)
 
     def _note_time(self, step: StepInput, names: frozenset[str]) -> None:
         """Take note of what a step of the same requests took: nothing but decodes, in a row."""

@@ -2,8 +2,8 @@
 
     rate(m) = (n + expected accepted drafts of the m best rows) / seconds(n + m)
 
-``n`` requests decode, each with one row and as many drafts as pay. A draft's chance falls with its
-depth, so rows are taken in the order of their chances, as many as make the rate the highest.
+``n`` requests decode, each with one row and as many drafts as pay. What a draft is likely to bring
+falls with its depth, so rows are taken in that order, as many as make the rate the highest.
 """
 
 from bisect import bisect, insort
@@ -25,9 +25,18 @@ _LEAST_GAIN = 1.03
 # What a step without drafts costs is measured anew after so many steps with drafts: at first soon,
 # since one measurement may say much of what else the machine did, then after twice as many.
 _FIRST_PAUSE, _LAST_PAUSE = 4, 256
-# Chances are averages over about so many tokens; they begin with what one request in two would do.
-_TOKENS = 24.0
+# Chances are averages over about so many tokens of a request, and of all requests; they begin with
+# what one in two would do.
+_OWN_TOKENS, _ALL_TOKENS = 24.0, 96.0
 _PRIOR_HITS, _PRIOR_TRIES = 1.0, 2.0
+# What a request's own chance counts beside that of all requests behind such a match.
+_OWN_SHARE = 0.25
+# The tokens that are drafted are those that look best, and are a little worse than they look.
+_CAUTION = 0.98
+# Matches from one of these lengths up to the next are as good as each other.
+_LENGTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25)
+# A passage that goes on behind a token that was replaced is as sure as a match after so many.
+_REJOINED = 3
 
 
 Tokens = Sequence[int] | np.ndarray[Any, Any]
@@ -92,11 +101,11 @@ class Chance:
     hits: float = _PRIOR_HITS
     tries: float = _PRIOR_TRIES
 
-    def note(self, num_right: int, num_wrong: int) -> None:
-        """So many tokens were right, and then one was wrong or none."""
-        kept = max(0.0, 1.0 - (num_right + num_wrong) / _TOKENS)
-        self.hits = self.hits * kept + num_right
-        self.tries = self.tries * kept + num_right + num_wrong
+    def note(self, num_tokens: float, *, is_right: bool) -> None:
+        """A token was right or wrong; the average is over about ``num_tokens``."""
+        kept = 1.0 - 1.0 / num_tokens
+        self.hits = self.hits * kept + is_right
+        self.tries = self.tries * kept + 1.0
 
     @property
     def value(self) -> float:
@@ -110,10 +119,25 @@ class Draft(NamedTuple):
     Attributes:
         tokens: The tokens.
         match: Length of the match that they followed.
+        start: Where in the text they stand.
+        is_resumed: Whether the match ended at a token that was replaced, behind which the passage
+            may go on; ``match`` then counts from there, from 0 on.
     """
 
     tokens: Sequence[int]
     match: int
+    start: int = 0
+    is_resumed: bool = False
+
+    def kind_of(self, depth: int) -> int:
+        """Return which tokens are about as sure as that at a depth, if those before it are right.
+
+        Right tokens make a match longer, so that what follows them is surer.
+        """
+        length = self.match + depth
+        if self.is_resumed and length < _REJOINED:
+            return length - _REJOINED
+        return bisect(_LENGTHS, length)
 
 
 @dataclass(slots=True)
@@ -131,6 +155,18 @@ class _Foretold:
     chance: Chance = field(default_factory=Chance)
 
 
+class Passage(NamedTuple):
+    """Where the passage goes on that a request was repeating.
+
+    Attributes:
+        start: The next token's place in the text.
+        match: How many tokens were right since the last that was not.
+    """
+
+    start: int
+    match: int
+
+
 class DraftWeigher:
     """Decides how many tokens each request drafts.
 
@@ -142,23 +178,40 @@ class DraftWeigher:
 
     def __init__(self) -> None:
         self.costs = StepCosts()
-        self._by_match: dict[int, Chance] = {}
+        self._chances: dict[int, Chance] = {}
         self._foretold: dict[str, _Foretold] = {}
         self._num_unmeasured, self._pause = 0, _FIRST_PAUSE
 
-    def note_texts(self, texts: Mapping[str, Tokens]) -> None:
+    def note_texts(self, texts: Mapping[str, Tokens]) -> dict[str, Passage]:
         """Take note of what followed; requests that are not named are forgotten.
 
         Args:
             texts: All tokens of each request that decodes.
+
+        Returns:
+            What each was repeating, if anything was foretold of it.
         """
         self._foretold = {name: told for name, told in self._foretold.items() if name in texts}
+        passages = {}
         for name, told in self._foretold.items():
+            if not told.draft.tokens:
+                continue
             actual = texts[name][told.length :]
-            num_right, num_wrong = _compare(told.draft.tokens, actual)
-            if num_right + num_wrong:
-                told.chance.note(num_right, num_wrong)
-                self._chance_of(told.draft.match).note(num_right, num_wrong)
+            num_right = self._note(told, actual)
+            is_right = num_right == min(len(actual), len(told.draft.tokens))
+            match = told.draft.match + num_right if is_right else 0
+            passages[name] = Passage(told.draft.start + len(actual), match)
+        return passages
+
+    def _note(self, told: _Foretold, actual: Tokens) -> int:
+        """Take note of each token up to the first wrong one; return how many were right."""
+        for depth, (token, other) in enumerate(zip(told.draft.tokens, actual, strict=False)):
+            kind, is_right = told.draft.kind_of(depth), bool(token == other)
+            self._chance_of(kind).note(_ALL_TOKENS, is_right=is_right)
+            told.chance.note(_OWN_TOKENS, is_right=is_right)
+            if not is_right:
+                return depth
+        return min(len(told.draft.tokens), len(actual))
 
     def choose(self, drafts: Mapping[str, Draft], lengths: Mapping[str, int]) -> dict[str, int]:
         """Return how many tokens each request drafts.
@@ -172,21 +225,21 @@ class DraftWeigher:
             told = self._foretold.get(name)
             chance = Chance() if told is None else told.chance
             self._foretold[name] = _Foretold(lengths[name], draft, chance)
-            gains += [(gain, name) for gain in self._gains(draft, chance, fresh=told is None)]
+            # Of a request that is new nothing is known.
+            share = 0.0 if told is None else _OWN_SHARE
+            gains += [(gain, name) for gain in self._gains(draft, share, chance.value)]
         counts = dict.fromkeys(drafts, 0)
         for _, name in self._take_best(len(drafts), gains):
             counts[name] += 1
         self._num_unmeasured = self._num_unmeasured + 1 if any(counts.values()) else 0
         return counts
 
-    def _gains(self, draft: Draft, chance: Chance, *, fresh: bool) -> Iterable[float]:
+    def _gains(self, draft: Draft, own_share: float, own: float) -> Iterable[float]:
         """Yield what each token of a draft is likely to bring, by its depth."""
-        general = self._chance_of(draft.match).value
-        # A request's own text says more than others', once there is any.
-        each = general if fresh else (general + 2 * chance.value) / 3
         gain = 1.0
-        for _ in draft.tokens:
-            gain *= each
+        for depth in range(len(draft.tokens)):
+            general = self._chance_of(draft.kind_of(depth)).value
+            gain *= _CAUTION * (general + own_share * (own - general))
             yield gain
 
     def _take_best(
@@ -208,15 +261,5 @@ class DraftWeigher:
                 best, count = rate, taken
         return gains[:count]
 
-    def _chance_of(self, match: int) -> Chance:
-        return self._by_match.setdefault(match, Chance())
-
-
-def _compare(foretold: Sequence[int], actual: Tokens) -> tuple[int, int]:
-    """Return how many tokens were right from the first on, and whether the next one was wrong."""
-    num_right = 0
-    for token, other in zip(foretold, actual, strict=False):
-        if token != other:
-            return num_right, 1
-        num_right += 1
-    return num_right, 0
+    def _chance_of(self, kind: int) -> Chance:
+        return self._chances.setdefault(kind, Chance())
