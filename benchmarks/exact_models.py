@@ -105,7 +105,10 @@ def draw_prompt(case: Case, num_tokens: int) -> tuple[list[int], torch.Tensor]:
         token_ids = torch.randint(5, vocab, (num_tokens,), generator=generator).tolist()
         found = run(model, token_ids)
         best = found.logits.topk(2, dim=-1).values
-        least = min(float(found.margins.min()), float((best[:, 0] - best[:, 1]).min()))
+        gaps = [found.margins, best[:, 0] - best[:, 1]]
+        # DeepSeek-V4's reference counts them among its margins.
+        gaps += [found.index_margins] if hasattr(found, "index_margins") else []
+        least = min(float(gap.min()) for gap in gaps)
         if least > _CLOSEST:
             return token_ids, found.logits.float().log_softmax(-1)
         closest = max(closest, least)

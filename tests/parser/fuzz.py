@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tests.parser.reading import D, told_calls
@@ -93,6 +94,14 @@ def _kimi(name: str, arguments: Arguments) -> str:
     )
 
 
+def _deepseek(name: str, arguments: Arguments, kind: str = "") -> str:
+    fenced = f"{name}\n```json\n{_dumps(arguments)}\n```"
+    call = f"{kind}<｜tool▁sep｜>{fenced}" if kind else f"{name}<｜tool▁sep｜>{_dumps(arguments)}"
+    return (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    )
+
+
 def _gemma_value(value: Any) -> str:
     if isinstance(value, str):
         return f"{Q}{value}{Q}"
@@ -125,6 +134,8 @@ WRITERS: dict[str, Callable[[str, Arguments], str]] = {
     "qwen3_coder": _xml,
     "glm": _glm,
     "kimi_k2": _kimi,
+    "deepseek_v3": partial(_deepseek, kind="function"),
+    "deepseek_v31": _deepseek,
     "mistral": lambda name, arguments: (
         f'[TOOL_CALLS][{{"name": "{name}", "arguments": {_dumps(arguments)}}}]'
     ),
@@ -143,6 +154,8 @@ CHOICES = {
     "qwen3_coder": ParserChoice("qwen3", "qwen3_coder"),
     "glm": ParserChoice("glm", "glm"),
     "kimi_k2": ParserChoice("kimi_k2", "kimi_k2"),
+    "deepseek_v3": ParserChoice("deepseek_v4", "deepseek_v3"),
+    "deepseek_v31": ParserChoice("deepseek_v4", "deepseek_v31"),
     "mistral": ParserChoice("mistral", "mistral"),
     "mistral_v11": ParserChoice("mistral", "mistral_v11"),
     "gemma4": ParserChoice("gemma4", "gemma4"),
@@ -171,11 +184,13 @@ MARKS = [
     *("<|constrain|>json", "<|constrain|>", "commentary to=functions.", "<|python_tag|>"),
     *("analysis", "final", "commentary", "<|python_start|>", "<|python_end|>"),
     *('"name":', '"arguments":', '"parameters":', "'name':", "'arguments':", "'parameters':"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    *("<｜tool▁call▁end｜>", "function<｜tool▁sep｜>", "```json"),
     *("call:", "functions.", "to="),
 ]
 # A tag that is broken off, or has lost its first or last letters, says as little.
 _MARK = re.compile("|".join(map(re.escape, sorted(MARKS, key=len, reverse=True))))
-_TAG_LIKE = re.compile(rf"</?\|?{D[0]}?[\w{D[0]} ]*\|?[>=]?|\[/?[A-Z_]+\]?|\w+[>|]+|\w+\]")
+_TAG_LIKE = re.compile(rf"</?\|?{D[0]}?[\w{D[0]}▁ ]*\|?[>=]?|\[/?[A-Z_]+\]?|\w+[>|]+|\w+\]")
 # The format's own words, and the beginning of one where the answer ends or a tag stands.
 _HARMONY_WORD = re.compile(
     r"(?:assistant|analysis|commentary|final|json)"

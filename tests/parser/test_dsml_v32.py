@@ -37,7 +37,9 @@ def test_calls_are_written_and_forced_as_they_are_read() -> None:
         # V3.2-Exp's and V3.1's, whose calls are of another kind, and R1's.
         ("deepseek_v32", V31_TEMPLATE, ParserChoice("deepseek_v4", "deepseek_v31")),
         ("deepseek_v3", V31_TEMPLATE, ParserChoice("deepseek_v4", "deepseek_v31")),
-        ("deepseek_v3", f"{V31_TEMPLATE}```json", ParserChoice("qwen3", "none")),
+        ("deepseek_v3", f"{V31_TEMPLATE}```json", ParserChoice("deepseek_v4", "deepseek_v3")),
+        # Of R1's distills, which were not trained to call.
+        ("qwen2", f"{V31_TEMPLATE}```json", ParserChoice("qwen3", "none")),
     ],
 )
 def test_the_model_or_its_template_chooses(

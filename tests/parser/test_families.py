@@ -23,6 +23,11 @@ KIMI = (
     '{"text": "x", "limit": 5}<|tool_call_end|><|tool_call_begin|>functions.now:1'
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
 )
+V3 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n"
+    '```json\n{"text": "x", "limit": 5}\n```<｜tool▁call▁end｜>\n'
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
 V31 = (
     '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>{"text": "x", "limit": 5}'
     "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
@@ -61,6 +66,7 @@ CASES = [
     ("glm", "glm", "</think><tool_call>now</tool_call>", "", BOTH[1:]),
     ("kimi_k2", "kimi_k2", f"hm</think>Yes.{KIMI}", "Yes.", BOTH),
     ("deepseek_v4", "deepseek_v31", f"hm</think>Yes.{V31}", "Yes.", BOTH),
+    ("deepseek_v4", "deepseek_v3", f"hm</think>Yes.{V3}", "Yes.", BOTH),
     (
         "mistral",
         "mistral",
@@ -182,6 +188,8 @@ FORCED = {
     "glm": "<tool_call>find\n<arg_key>text</arg_key>\n<arg_value>x</arg_value>\n"
     "<arg_key>limit</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
     "hermes": '<tool_call>\n{"name": "find", "arguments": {"text": "x", "limit": 5}}\n</tool_call>',
+    "deepseek_v3": V3.split("\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now")[0]
+    + "<｜tool▁calls▁end｜>",
     "deepseek_v31": V31.split("<｜tool▁call▁begin｜>now")[0] + "<｜tool▁calls▁end｜>",
     "kimi_k2": KIMI.split("<|tool_call_begin|>functions.now")[0] + "<|tool_calls_section_end|>",
     "llama3_json": '{"name": "find", "parameters": {"text": "x", "limit": 5}}',

@@ -225,11 +225,13 @@ def _kimi(tools: Sequence[ToolSpec], one_call: bool) -> Format:
     )
 
 
-def _deepseek_v31(tools: Sequence[ToolSpec], one_call: bool) -> Format:
+def _deepseek_v3(tools: Sequence[ToolSpec], one_call: bool, *, has_fences: bool) -> Format:
     begin, separator = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
     end = "<｜tool▁call▁end｜>"
+    if has_fences:
+        begin, separator, end = f"{begin}function{separator}", "\n```json\n", f"\n```{end}"
     tags = [tag(f"{begin}{tool.name}{separator}", arguments_of(tool), end) for tool in tools]
-    calls = calls_of(tags, "", one_call)
+    calls = calls_of(tags, "\n" if has_fences else "", one_call)
     return sequence(text("<｜tool▁calls▁begin｜>"), calls, text("<｜tool▁calls▁end｜>"))
 
 
@@ -252,7 +254,8 @@ _ANALYSIS = sequence(
 )
 _HERMES = _Spelling(_hermes, breaks_behind_thought=True)
 _SPELLINGS: Mapping[str, _Spelling] = {
-    "deepseek_v31": _Spelling(_deepseek_v31),
+    "deepseek_v3": _Spelling(partial(_deepseek_v3, has_fences=True)),
+    "deepseek_v31": _Spelling(partial(_deepseek_v3, has_fences=False)),
     "deepseek_v32": _Spelling(partial(_deepseek, V32_TAGS)),
     "deepseek_v4": _Spelling(partial(_deepseek, V4_TAGS)),
     "deepseek_v41": _Spelling(partial(_deepseek, V41_TAGS)),

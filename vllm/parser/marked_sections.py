@@ -1,10 +1,12 @@
-"""Calls in sections between special tokens: Kimi's, and those of DeepSeek V3.1 and V3.2-Exp.
+"""Calls in sections between special tokens: Kimi's and DeepSeek's, of V3, V3.1 and V3.2-Exp.
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>
     {"text": "x"}<|tool_call_end|><|tool_calls_section_end|>
 
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>find<｜tool▁sep｜>
     {"text": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+V3 and R1 write "function" for the head; the name follows, and a fence around the arguments.
 """
 
 import re
@@ -38,6 +40,7 @@ class MarkedSectionDialect:
         separator: Stands between its head and its arguments.
         end: Closes it.
         telltale: What all of these begin with.
+        kind: A head behind which the name follows, and a fence; empty: there is none.
     """
 
     leads: tuple[str, ...] = ()
@@ -53,10 +56,11 @@ class MarkedSectionDialect:
         separator: str,
         end: str,
         telltale: str,
+        kind: str = "",
     ) -> None:
         self.ends, self.begin, self.separator, self.end = ends, begin, separator, end
         self.marks = (*sections, begin)
-        self.telltales = (telltale,)
+        self.telltales, self.kind = (telltale,), kind
         self.all_marks = (*ends, *sections, begin, separator, end)
         self.within = Marks(self.all_marks)
 
@@ -73,13 +77,14 @@ KIMI = MarkedSectionDialect(
     "<|tool_call_end|>",
     "<|tool_",
 )
-DEEPSEEK_V31 = MarkedSectionDialect(
+DEEPSEEK = MarkedSectionDialect(
     ("<｜tool▁calls▁begin｜>",),
     ("<｜tool▁calls▁end｜>",),
     "<｜tool▁call▁begin｜>",
     "<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>",
     "<｜tool▁",
+    "function",
 )
 
 
@@ -98,6 +103,7 @@ class _SectionReader:
         # Models leave the call's own tag out: what stands first is its head all the same.
         self._head: list[str] | None = []
         self._head_json = JsonEnd()
+        self._is_fenced = False
         self._name = ""
         self._id = ""
         self._arguments: ArgumentsReader | None = None
@@ -156,7 +162,8 @@ class _SectionReader:
             if self._head is not None:
                 self._head.append(text)
                 self._head_json.find_end(text)
-            elif text.strip():
+                return self._begin_fenced() if self._is_fenced and "{" in text else []
+            if text.strip():
                 self._fault = self._fault or "no call begins there"
             return []
         if self._fault:
@@ -182,16 +189,31 @@ class _SectionReader:
         if self._arguments is not None or self._head is None:
             self._fault = self._fault or "its tags stand in another order"
             return
+        if name and name == self._tags.kind and not self._offered.has(name):
+            self._head, self._head_json, self._is_fenced = [], JsonEnd(), True
+            return
+        if self._can_call(name):
+            self._id = head.strip() if is_kimi_id(head.strip()) else ""
+
+    def _begin_fenced(self) -> list[CallDelta]:
+        """Begin where a brace tells that what stands before it is a name and a fence."""
+        before, brace, rest = "".join(self._head or ()).partition("{")
+        name = before.strip().removesuffix("json").rstrip("`").strip()
+        return [] if self._fault or not self._can_call(name) else self._add(brace + rest)
+
+    def _can_call(self, name: str) -> bool:
+        """Begin the arguments of a call, unless no such function was offered."""
         if not self._offered.has(name):
             self._fault = self._fault or self._offered.refusal(name)
-            return
-        self._head = None
-        self._name, self._id = name, head.strip() if is_kimi_id(head.strip()) else ""
+            return False
+        self._head, self._name, self._id = None, name, ""
         self._arguments = ArgumentsReader()
+        return True
 
     def _end(self, *, is_closed: bool = True) -> list[CallDelta]:
         """End the call that is open, or what stands between calls."""
         head, self._head = self._head, None
+        self._is_fenced = False
         arguments, self._arguments = self._arguments, None
         has_told, self._has_told = self._has_told, False
         fault, self._fault = self._fault, ""
@@ -201,7 +223,7 @@ class _SectionReader:
         if arguments is not None and not fault and not has_told and is_closed:
             return [CallBegun(self._name, self._id), CallText("{}"), CallEnded(True)]
         if arguments is not None and has_told and not fault:
-            if tail.strip("} \n\t"):
+            if tail.strip("} \n\t`"):
                 fault = "something stands behind its arguments"
             elif arguments.is_whole:
                 return [CallEnded(True)]

@@ -24,7 +24,8 @@ _HARMONY_PARSER = "harmony:HarmonyParser"
 # Where a format's ``ToolDialect`` is, as "module:name" of this folder: a server loads its own
 # format's alone. None: gpt-oss, whose reasoning and calls one machine reads.
 TOOL_PARSERS: Mapping[str, str | None] = {
-    "deepseek_v31": "marked_sections:DEEPSEEK_V31",
+    "deepseek_v3": "marked_sections:DEEPSEEK",
+    "deepseek_v31": "marked_sections:DEEPSEEK",
     "deepseek_v32": "tag_dialects:DSML_V4",
     "deepseek_v4": "tag_dialects:DSML_V4",
     "deepseek_v41": "tag_dialects:DSML_V41",
@@ -73,7 +74,7 @@ _REASONING_ALIASES = {
 _MARKS_ARE_SPECIAL = frozenset(
     {
         *(_HARMONY_TOOLS, _HARMONY_REASONING, "gemma4", "functiongemma", "kimi_k2", *_MISTRAL),
-        "deepseek_v31",
+        *("deepseek_v3", "deepseek_v31"),
     }
 )
 # What a template writes tells the format; the first that fits.
@@ -224,8 +225,9 @@ def _of_model(model_type: str, template: str) -> ParserChoice:
     if tools == "deepseek_v4" and "function_calls>" in template:
         tools = "deepseek_v32"
     if tools == "deepseek_v31":
-        # In V3's and R1's calls a fence stands around the arguments.
-        tools = NONE if "```json" in template else tools
+        if "```json" in template:
+            # V3's and R1's; of its distills none was trained to call.
+            tools = "deepseek_v3" if model_type.startswith("deepseek") else NONE
         reasoning = "deepseek_v4" if tools != NONE and reasoning != NONE else reasoning
     if tools == "deepseek_v32" or (model_type == "deepseek_v32" and not template):
         return ParserChoice("deepseek_v32", "deepseek_v32")

@@ -1,8 +1,8 @@
 """How families write calls, for prompts whose chat template does not: one writer a parser.
 
 What a writer writes its parser reads back. Families whose marks are tokens of their vocabulary
-have none here: a template that lacks them belongs to another model. But for DeepSeek V3.1's, whose
-release's template writes calls and leaves it to others to tell of tools.
+have none here: a template that lacks them belongs to another model. But for DeepSeek V3's and
+V3.1's, whose templates write calls and leave it to others to tell of tools.
 """
 
 import json
@@ -70,11 +70,26 @@ def _deepseek(tags: DsmlTags, calls: Sequence[MessageCall]) -> str:
     return calls_block(calls, tags).strip()
 
 
-def _deepseek_v31(calls: Sequence[MessageCall]) -> str:
-    written = "".join(
-        f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{call.arguments}<｜tool▁call▁end｜>"
-        for call in calls
+def _deepseek_v3(calls: Sequence[MessageCall]) -> str:
+    return _section(
+        "\n".join(
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n"
+            f"```json\n{call.arguments}\n```<｜tool▁call▁end｜>"
+            for call in calls
+        )
     )
+
+
+def _deepseek_v31(calls: Sequence[MessageCall]) -> str:
+    return _section(
+        "".join(
+            f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{call.arguments}<｜tool▁call▁end｜>"
+            for call in calls
+        )
+    )
+
+
+def _section(written: str) -> str:
     return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
 
 
@@ -96,6 +111,7 @@ def _json(value: Any) -> str:
 
 
 CALL_WRITERS: Mapping[str, WriteCalls] = {
+    "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
     "deepseek_v32": partial(_deepseek, V32_TAGS),
     "deepseek_v4": partial(_deepseek, V4_TAGS),

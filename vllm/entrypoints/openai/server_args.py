@@ -190,9 +190,9 @@ class ServerArgs:
     )
     tool_call_parser: str | None = option(
         None,
-        "Format of tool calls in answers: deepseek_v31, deepseek_v32, deepseek_v4, deepseek_v41, "
-        "functiongemma, gemma4, glm, hermes, kimi_k2, llama3_json, mistral, mistral_v11, openai, "
-        "pythonic, qwen3, qwen3_coder, none. Default: the model's.",
+        "Format of tool calls in answers: deepseek_v3, deepseek_v31, deepseek_v32, deepseek_v4, "
+        "deepseek_v41, functiongemma, gemma4, glm, hermes, kimi_k2, llama3_json, mistral, "
+        "mistral_v11, openai, pythonic, qwen3, qwen3_coder, none. Default: the model's.",
         group=_GROUP,
         metavar="NAME",
         more="See `docs/tools.md`.",
