@@ -140,7 +140,7 @@ def main() -> None:
             for prompt, (own, margins) in zip(
                 prompts, answer(path, prompts, args.count), strict=True
             ):
-                message = {"kind": "greedy", "tokens": prompt, "count": args.count, "together": 1}
+                message = {"kind": "greedy", "prompts": [prompt], "count": args.count}
                 other = runner.ask(message)["tokens"]
                 parts = [i for i in range(args.count) if own[i] != other[i]]
                 num_equal += not parts

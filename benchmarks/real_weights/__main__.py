@@ -2,13 +2,15 @@
 
     make real                       SmolLM2 135M and Gemma 3 270M
     make real MODELS=all            Qwen 2.5 Coder 0.5B, too
+    python -m benchmarks.real_weights --files FILE.gguf ... --roundings exact int8_inputs
 
 Fetches the models into the user's cache folder, pinned and checksummed, and checks each: token ids
 of odd texts against the releases' settings, log probabilities against transformers, equal bits
 however a chat is computed, perplexity by how inputs and the cache are rounded, what looked-up
 drafts gain, answers by sixty schemas, calls that must come. Prints one JSON line a model and a
 table of all; the exit code is 1 if anything was not as it should be. With ``--results FILE`` what
-was found is kept there, and a run that is stopped goes on.
+was found is kept there, and a run that is stopped goes on. ``--files`` checks other GGUF files in
+their place: their perplexity, or what ``--checks`` names.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from benchmarks.real_weights.forced_calls import check_forced_calls
 from benchmarks.real_weights.llama_cpp import check_perplexity as compare_perplexity
 from benchmarks.real_weights.llama_cpp import check_tokenizer
 from benchmarks.real_weights.models import MODELS, USUAL, ModelUnavailableError, fetch
-from benchmarks.real_weights.perplexity import check_perplexity
+from benchmarks.real_weights.perplexity import ROUNDINGS, check_perplexity
 from benchmarks.real_weights.progress import tell
 from benchmarks.real_weights.schemas import list_schemas
 from benchmarks.real_weights.tokenizer_ids import check_tokenizer_ids
@@ -45,9 +47,19 @@ def main() -> int:
     """Run the checks; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_weights")
     parser.add_argument("--models", nargs="*", default=list(USUAL), help="Names, or all.")
+    parser.add_argument(
+        "--files", type=Path, nargs="+", default=[], help="GGUF files, in place of models."
+    )
     parser.add_argument("--texts", type=int, default=20, help="For log probabilities.")
     parser.add_argument("--chats", type=int, default=200, help="For equal bits.")
     parser.add_argument("--tokens", type=int, default=20_000, help="For perplexity.")
+    parser.add_argument(
+        "--roundings",
+        nargs="+",
+        choices=list(ROUNDINGS),
+        default=list(ROUNDINGS),
+        help="For perplexity.",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="For the speed of drafts.")
     parser.add_argument("--calls", type=int, default=100, help="That must come.")
     parser.add_argument("--seed", type=int, default=1)
@@ -70,6 +82,12 @@ def main() -> int:
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         parser.error(f"{', '.join(unknown)}: use {', '.join(MODELS)} or all")
+    files = {path.stem: path for path in args.files}
+    if absent := [str(path) for path in args.files if not path.is_file()]:
+        parser.error(f"--files {' '.join(absent)}: not there")
+    if files:
+        names = list(files)
+        args.checks = args.checks or ["perplexity"]
     known = dict.fromkeys(title for name in MODELS for title in _list_checks(args, name))
     if missing := [title for title in args.checks or () if title not in known]:
         parser.error(f"--checks {' '.join(missing)}: use {', '.join(known)}")
@@ -79,7 +97,7 @@ def main() -> int:
     told: dict[str, dict[str, Any]] = {}
     for name in names:
         try:
-            path = fetch(name)
+            path = files.get(name) or fetch(name)
         except ModelUnavailableError as error:
             print(f"{name}: {error}", file=sys.stderr)
             faults += 1
@@ -104,7 +122,7 @@ def main() -> int:
             for fault in report.faults:
                 print(f"{name}: {title}: {fault}", file=sys.stderr)
             faults += len(report.faults)
-        config = {"file": MODELS[name].file, "seed": args.seed}
+        config = {"file": path.name, "seed": args.seed}
         print_result(f"real_weights_{name}", config, told[name])
     print(_write_table(told))
     return 1 if faults else 0
@@ -115,11 +133,11 @@ def _list_checks(args: argparse.Namespace, name: str) -> dict[str, Callable[[Pat
         "token_ids": partial(check_tokenizer_ids, num_texts=args.odd_texts, seed=args.seed),
         "log_probabilities": partial(check_log_probabilities, num_texts=args.texts, seed=args.seed),
         "exactness": partial(check_exactness, num_chats=args.chats, seed=args.seed),
-        "perplexity": partial(check_perplexity, num_tokens=args.tokens),
+        "perplexity": partial(check_perplexity, num_tokens=args.tokens, roundings=args.roundings),
         "drafts": partial(check_drafts, num_rounds=args.rounds),
         "schemas": partial(check_schemas, schemas=list_schemas()),
     }
-    if MODELS[name].has_chats:
+    if name in MODELS and MODELS[name].has_chats:
         checks["forced_calls"] = partial(check_forced_calls, num_calls=args.calls, seed=args.seed)
     if args.llama_cpp is not None:
         checks["llama_cpp_ids"] = partial(

@@ -171,6 +171,24 @@ def test_sums_of_whole_scales_are_whole(case: tuple[CodeKind, int, str, str]) ->
                 assert (got != expected[:count]).sum() <= 2, "double rounding alone explains few"
 
 
+@pytest.mark.parametrize("case", SPAN_CASES[:2], ids=str)
+@pytest.mark.parametrize("word", [0, -1])
+def test_sums_of_sixteen_inputs_fit_where_they_are_largest(
+    case: tuple[CodeKind, int, str, str], word: int
+) -> None:
+    kind, group, *numbers = case
+    made = make_packed(kind, 64, 512, group, *numbers)
+    made.codes.fill_(word)
+    # The lowest scales that are signed; else the highest, and the highest offsets.
+    made.scales.values.fill_(-32 if kind == "int3" else 255)
+    source = rounding(made, "bytes by group")
+    x = torch.tensor([1.0, -1.0])[:, None].expand(2, 512).contiguous()
+    expected = x @ decode(source).T
+    for build in builds():
+        got = torch.cat([multiply(build, x[:1], source), multiply(build, x[1:], source)])
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-3)
+
+
 def test_two_bytes_are_two_hundred_times_nearer() -> None:
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(5))
     x[0] *= torch.logspace(-6, 3, 512)
