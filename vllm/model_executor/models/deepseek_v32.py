@@ -90,10 +90,8 @@ def _read_indexer_types(fields: FieldReader) -> Sequence[str]:
     if fields.has(name):
         kinds = [str(kind) for kind in fields.sequence(name, count)]
     else:
-        every, name = (
-            max(1, fields.non_negative_int("index_topk_freq", 1)),
-            "index_skip_topk_offset",
-        )
+        name = "index_skip_topk_offset"
+        every = max(1, fields.non_negative_int("index_topk_freq", 1))
         first = fields.non_negative_int(name, 2) - 1
         kinds = [_SHARED if max(index - first, 0) % every else _FULL for index in range(count)]
     for kind in kinds:

@@ -108,7 +108,7 @@ def test_what_is_not_served_of_glm_5_is_refused_by_name(fields: dict[str, Any], 
     ("fields", "owners"),
     [
         ({}, [None] * 7),
-        # As the first release has it that shares: of every four layers behind the third.
+        # One of every four from the third layer on.
         (
             {"index_topk_freq": 4, "index_skip_topk_offset": 3},
             [None, None, None, 2, 2, 2, None],
