@@ -155,6 +155,19 @@ inline void dot_decoded(const float* const* x, int64_t rows, const PanelView& pa
   }
 }
 
+// Rows of a tile whose weights are decoded in registers, of which wide tiles find 32, and of all such tiles:
+// weights for more rows are decoded once, to memory.
+constexpr bool kHasWideTiles = kPanelTileVecs > 1;
+constexpr int kCodedRows = kHasWideTiles ? 2 * kFewPanelRows : kPanelTileRows;
+constexpr int kMostCodedRows = kHasWideTiles ? 2 * kCodedRows : kCodedRows;
+
+// Vectors of such a tile: the higher, the fewer, so that its sums stay in registers.
+template <int R>
+constexpr int kCodedVecs = R == 1               ? kFewVecs
+                           : R == 2             ? std::max(kFewVecs / 2, kPanelTileVecs)
+                           : R <= kFewPanelRows ? kPanelTileVecs
+                                                : std::max(kPanelTileVecs / 2, 1);
+
 // sums [rows, 64] = x . all outputs of a panel; at most kPanelRows rows.
 template <int Kind, bool kHasOffset>
 inline void dot_panel(const float* const* x, int64_t rows, const PanelView& panel, const Units& units,
@@ -163,26 +176,31 @@ inline void dot_panel(const float* const* x, int64_t rows, const PanelView& pane
   for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
     const int64_t end = std::min(panel.cols, begin + kChain);
     widened.widen(panel, begin / panel.m.group, ceil_div(end, panel.m.group));
-    const auto run_few = [&](auto height) VN_NOW {
-      constexpr int C = height == 1                        ? kFewVecs
-                        : kFewVecs / 2 > 0 && height == 2 ? kFewVecs / 2
-                                                           : kPanelTileVecs;
+    const auto run_few = [&](auto height, int64_t row) VN_NOW {
+      constexpr int C = kCodedVecs<height>;
       for (int first = 0; first < kPanelVecs; first += C) {
+        const float* const* own = x + row;
+        float* out = sums + row * kPanel;
         if constexpr (kMayFetchAlone && height == 1) {
           if (units.fetches_alone) {
-            dot_coded<Kind, kHasOffset, height, C, kFetchNone>(x, panel, widened, begin, end, first, sums);
+            dot_coded<Kind, kHasOffset, height, C, kFetchNone>(own, panel, widened, begin, end, first, out);
             continue;
           }
         }
-        dot_coded<Kind, kHasOffset, height, C, kFetchNext>(x, panel, widened, begin, end, first, sums);
+        dot_coded<Kind, kHasOffset, height, C, kFetchNext>(own, panel, widened, begin, end, first, out);
       }
     };
     // What takes many steps to decode is decoded once for several rows.
-    constexpr int kFew = kIsLow<Kind> ? 1 : kFewPanelRows;
-    if (rows > kFew) {
+    constexpr int kFew = kIsLow<Kind> ? 1 : kCodedRows;
+    if (rows > (kIsLow<Kind> ? 1 : kMostCodedRows)) {
       dot_decoded<Kind, kHasOffset>(x, rows, panel, widened, begin, end, sums);
-    } else {
-      each_tile<kFew>(rows, [&](auto height, int64_t) VN_NOW { run_few(height); });
+      continue;
+    }
+    // Tiles of about the same height: one row alone takes as long as three among others.
+    for (int64_t row = 0; row < rows;) {
+      const int64_t left = rows - row, count = ceil_div(left, ceil_div(left, kFew));
+      each_tile<kFew>(count, [&](auto height, int64_t) VN_NOW { run_few(height, row); });
+      row += count;
     }
   }
 }
