@@ -20,6 +20,7 @@ CHOICES = {
     "qwen3_coder": ParserChoice("qwen3", "qwen3_coder"),
     "glm": ParserChoice("glm", "glm"),
     "kimi_k2": ParserChoice("kimi_k2", "kimi_k2"),
+    "deepseek_v3": ParserChoice("deepseek_v4", "deepseek_v3"),
     "deepseek_v31": ParserChoice("deepseek_v4", "deepseek_v31"),
     "mistral": ParserChoice("mistral", "mistral"),
     "mistral_v11": ParserChoice("mistral", "mistral_v11"),
@@ -360,6 +361,14 @@ def test_calls_without_some_of_their_tags(family, text):
     answer = read(family, text, SHELL)
     assert calls_of(answer) == [("f", {"cmd": "ls"})]
     assert answer.content == ""
+
+
+@pytest.mark.parametrize("behind", ["\n```json\n{}\n```", "\n```json\n```", "\n{}", "```{}```", ""])
+def test_the_name_behind_deepseeks_head_ends_before_a_break_or_a_fence(behind):
+    before, after = BODIES["deepseek_v31"]
+    call = f"{before}function<｜tool▁sep｜>to_json{behind}{after}"
+    answer = read("deepseek_v3", call, tools("to_json"))
+    assert calls_of(answer) == [("to_json", {})]
 
 
 UNREADABLE = [

@@ -27,6 +27,8 @@ from vllm.parser.near_misses import read_calls
 from vllm.parser.offered import Offered
 
 _HEAD = re.compile(r"\s*(?:functions\.)?(?P<name>.+?)(?::\d+)?\s*", re.DOTALL)
+# Behind a kind: the name, and the fence that opens, and closes where there are no arguments.
+_FENCED = re.compile(r"\s*(?P<name>[^\s`]+)[\s`]*(?:json)?[\s`]*")
 _MAX_HEAD_CHARS = 1024
 
 
@@ -162,7 +164,8 @@ class _SectionReader:
             if self._head is not None:
                 self._head.append(text)
                 self._head_json.find_end(text)
-                return self._begin_fenced() if self._is_fenced and "{" in text else []
+                begins = self._is_fenced and not self._fault and "{" in text
+                return self._begin_fenced() if begins else []
             if text.strip():
                 self._fault = self._fault or "no call begins there"
             return []
@@ -198,8 +201,7 @@ class _SectionReader:
     def _begin_fenced(self) -> list[CallDelta]:
         """Begin where a brace tells that what stands before it is a name and a fence."""
         before, brace, rest = "".join(self._head or ()).partition("{")
-        name = before.strip().removesuffix("json").rstrip("`").strip()
-        return [] if self._fault or not self._can_call(name) else self._add(brace + rest)
+        return self._add(brace + rest) if self._can_call(_find_fenced_name(before)) else []
 
     def _can_call(self, name: str) -> bool:
         """Begin the arguments of a call, unless no such function was offered."""
@@ -212,6 +214,10 @@ class _SectionReader:
 
     def _end(self, *, is_closed: bool = True) -> list[CallDelta]:
         """End the call that is open, or what stands between calls."""
+        if self._is_fenced and self._head is not None and is_closed:
+            name = _find_fenced_name("".join(self._head))
+            if self._offered.has(name):
+                self._can_call(name)
         head, self._head = self._head, None
         self._is_fenced = False
         arguments, self._arguments = self._arguments, None
@@ -240,3 +246,9 @@ class _SectionReader:
         if not said.strip():
             return ended
         return [*ended, CallFailed(raw, fault or "it has no arguments")]
+
+
+def _find_fenced_name(head: str) -> str:
+    """Return the name that a head of a call with a fence is; empty: it is something else."""
+    named = _FENCED.fullmatch(head[:_MAX_HEAD_CHARS])
+    return "" if named is None else named["name"]

@@ -58,7 +58,7 @@ class CpuPlatform(Platform):
         return "float16" if is_gguf(path) and is_coded(read_gguf(path)) else "auto"
 
     def default_joint_prompt_tokens(self, config: VllmConfig) -> int | None:
-        """Return a few hundred, or None for experts: each of them gets few of a step's tokens."""
+        """Return a number, or None for experts: each of them gets few of a step's tokens."""
         hf_config = config.model_config.hf_config
         parts = (hf_config, hf_config.get("text_config") or {})
         if any(part.get(name) for part in parts for name in _EXPERT_COUNTS):

@@ -168,6 +168,24 @@ def test_answers_take_no_room_from_prompts() -> None:
     assert schedule(scheduler) == {**{f"{i}": 1 for i in range(12)}, "last": 8}
 
 
+def test_a_prompt_makes_way_once_for_those_that_pass_it() -> None:
+    scheduler = make_scheduler(joint_prompt_tokens=8, policy="priority")
+    scheduler.add_request(make_request("long", 400, priority=1))
+    scheduler.add_request(make_request("0", 4))
+    assert schedule(scheduler) == {"0": 4}
+    scheduler.add_request(make_request("1", 4))
+    assert schedule(scheduler) == {"0": 1, "1": 4, "long": 400}
+
+
+def test_a_prompt_waits_for_all_of_the_one_that_it_made_way_for() -> None:
+    scheduler = make_scheduler(joint_prompt_tokens=8, long_prefill_token_threshold=30)
+    scheduler.add_request(make_request("first", 90))
+    scheduler.add_request(make_request("second", 30))
+    for _ in range(3):
+        assert schedule(scheduler) == {"first": 30}
+    assert schedule(scheduler) == {"first": 1, "second": 30}
+
+
 def test_who_waits_for_a_step_of_its_own_says_what_it_would_hit() -> None:
     scheduler = make_scheduler(joint_prompt_tokens=256)
     announce = Mock()

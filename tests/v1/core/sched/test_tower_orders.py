@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from tests.v1.core.sched.builders import answer, make_request, make_scheduler
 from tests.v1.core.sched.test_encoder_inputs import request_with
@@ -14,9 +15,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 
-def seeing(room: int = 64) -> Scheduler:
+def seeing(room: int = 64, **fields: Any) -> Scheduler:
     """A scheduler whose items are made beside the steps."""
-    scheduler = make_scheduler(max_num_batched_tokens=64)
+    scheduler = make_scheduler(max_num_batched_tokens=64, **fields)
     scheduler._encoder = EncoderPlanner(
         EncoderCacheManager(room, Request.encoder_key), compute_budget=64, orders=TowerOrders()
     )
@@ -59,6 +60,16 @@ def test_others_pass_a_request_that_waits_and_it_is_not_refused() -> None:
         assert step(scheduler).num_scheduled_tokens == {}
     step(scheduler, [("a", True)])
     assert step(scheduler).num_scheduled_tokens == {"0": 40}
+
+
+def test_an_item_is_made_while_its_prompt_waits_for_a_step_of_its_own() -> None:
+    scheduler = seeing(joint_prompt_tokens=8)
+    scheduler.add_request(make_request("1", 30))
+    scheduler.add_request(request_with(("a", 10, 20), num_tokens=40))
+    first = step(scheduler)
+    assert (first.num_scheduled_tokens, len(first.tower_orders)) == ({"1": 30}, 1)
+    assert step(scheduler, [("a", True)]).num_scheduled_tokens == {"0": 10}
+    assert step(scheduler).num_scheduled_tokens == {"0": 30}
 
 
 def test_two_requests_wait_for_one_item() -> None:

@@ -80,6 +80,9 @@ class Requests:
         )
         self.refused: list[Request] = []
         self._notes_events = notes_events
+        # The prompt that had to wait last, and whom it waits for.
+        self._made_way_id = ""
+        self._waits_for: frozenset[str] = frozenset()
 
     # ---- counts ------------------------------------------------------------------------------
 
@@ -173,7 +176,8 @@ class Requests:
             in turn    |a| b | c |                       at 1, 2, 3
 
         So few tokens may be of several prompts that one alone would take nearly as long. Tokens of
-        answers count for nothing, and always may.
+        answers count for nothing, and always may. Nor do prompts that came in since a request
+        first had to wait: else one of a few tokens in each step would keep it waiting for ever.
 
         Args:
             request: The request.
@@ -185,12 +189,19 @@ class Requests:
             request.status is RequestStatus.RUNNING and request not in self.prefilling
         ):
             return True
-        taken = sum(
-            count
-            for request_id, count in num_scheduled_tokens.items()
-            if self.by_id[request_id] in self.prefilling
-        )
+        others = (other.request_id for other in self.prefilling)
+        if request.request_id == self._made_way_id:
+            others = (other for other in others if other in self._waits_for)
+        taken = sum(num_scheduled_tokens.get(other, 0) for other in others)
         return taken == 0 or taken + num_new_tokens <= most
+
+    def make_way(self, request: Request, num_scheduled_tokens: Mapping[str, int]) -> None:
+        """Let a request that waits do so for the prompts in a step, and for no later ones."""
+        if request.status is RequestStatus.RUNNING or request.request_id == self._made_way_id:
+            return
+        self._made_way_id = request.request_id
+        others = {other.request_id for other in self.prefilling}
+        self._waits_for = frozenset(others.intersection(num_scheduled_tokens))
 
     def end_deferral(self) -> None:
         """Whoever waits may have what is left of the step."""

@@ -252,13 +252,15 @@ def choose_chunk(
     most = held.requests.find_chunk_cap(request, step.num_scheduled_tokens)
     if most is not None:
         num_new_tokens = min(num_new_tokens, most)
-    if not held.requests.may_join(request, num_new_tokens, step.num_scheduled_tokens):
-        step.is_full = True
-        return EncoderDecision(0, step.encoder_budget)
     decision = held.encoder.decide(
         request, start, num_new_tokens, step.encoder_budget, step.token_budget
     )
     if decision.num_new_tokens:
+        # Asked last: what is made beside the steps is made while the prompt waits.
+        if not held.requests.may_join(request, decision.num_new_tokens, step.num_scheduled_tokens):
+            held.requests.make_way(request, step.num_scheduled_tokens)
+            step.is_full = True
+            return EncoderDecision(0, step.encoder_budget)
         fitting = fit_chunk(held.manager, step, request, start, decision.num_new_tokens)
         if fitting and request.has_encoder_inputs:
             fitting = held.encoder.fit_items(request, start, fitting, step.token_budget)
