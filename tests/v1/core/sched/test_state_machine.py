@@ -83,6 +83,7 @@ class Traffic(RuleBasedStateMachine):
             max_num_batched_tokens=data.draw(st.sampled_from((8, 40, 130, 512))),
             policy=data.draw(st.sampled_from(("fcfs", "priority"))),
             long_prefill_token_threshold=data.draw(st.sampled_from((0, 20))),
+            joint_prompt_tokens=data.draw(st.sampled_from((None, 12, 60))),
             scheduler_reserve_full_isl=data.draw(st.booleans()),
             num_speculative_tokens=self.num_drafts,
             use_async=self.depth > 1,
