@@ -85,6 +85,8 @@ def main() -> int:
     files = {path.stem: path for path in args.files}
     if absent := [str(path) for path in args.files if not path.is_file()]:
         parser.error(f"--files {' '.join(absent)}: not there")
+    if len(files) < len(args.files):
+        parser.error("--files: two have one name, under which figures are kept; rename one")
     if files:
         names = list(files)
         args.checks = args.checks or ["perplexity"]

@@ -18,7 +18,6 @@ import numpy as np
 
 _BLOCK = 256
 _FAMILIES = ("llama", "qwen2")
-_COPIED = ("general.", "tokenizer.")
 
 
 class Widening:

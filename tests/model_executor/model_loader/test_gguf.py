@@ -424,6 +424,7 @@ def test_blocks_without_drafts_are_left_out(tmp_path: Path) -> None:
     [
         ("head_count_kv", [1, 2, 1], "head_count_kv is .1, 2, 1.; allowed: 4 integers"),
         ("sliding_window_pattern", [1, 1, 1, 0], "allowed: 4 booleans, one a layer"),
+        ("sliding_window_pattern", [True] * 5, "allowed: 4 booleans, one a layer"),
         ("feed_forward_length", [256, 300, 256, 256], "twice as much in the layers that share"),
         ("embedding_length_per_layer_input", 0, "if and only if there is a tensor per_layer"),
     ],

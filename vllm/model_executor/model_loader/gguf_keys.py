@@ -47,12 +47,12 @@ class Keys:
             raise self.refuse(name, value, f"{count} integers of at least 1, one a layer")
         return value
 
-    def booleans(self, name: str, count: int) -> list[bool]:
-        """Return one for each layer; a file may have more, of blocks that draft."""
+    def booleans(self, name: str, count: int, num_drafting: int = 0) -> list[bool]:
+        """Return one for each layer; a file may have those of blocks that draft behind them."""
         value = self._get(name, None)
         if (
             not isinstance(value, list)
-            or len(value) < count
+            or len(value) not in (count, count + num_drafting)
             or not all(type(item) is bool for item in value)
         ):
             raise self.refuse(name, value, f"{count} booleans, one a layer")

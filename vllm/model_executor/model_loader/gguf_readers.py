@@ -265,10 +265,19 @@ def _read_recurrent_layers(keys: Keys) -> dict[str, Any]:
     """Returns which layers are recurrent: all but every so many, or those that a list names."""
     if not keys.has("attention.recurrent_layers"):
         return {"full_attention_interval": keys.integer("full_attention_interval", 4)}
-    count = keys.integer("block_count") - keys.count("nextn_predict_layers")
     kinds = {True: "linear_attention", False: _FULL}
-    listed = keys.booleans("attention.recurrent_layers", count)
+    listed = _read_layer_flags(keys, "attention.recurrent_layers")
     return {"layer_types": [kinds[is_recurrent] for is_recurrent in listed]}
+
+
+def _read_layer_flags(keys: Keys, name: str) -> list[bool]:
+    """Returns what a list says of each layer, blocks that draft left out."""
+    return keys.booleans(name, _count_layers(keys), keys.count("nextn_predict_layers"))
+
+
+def _count_layers(keys: Keys) -> int:
+    """Returns how many there are, blocks that draft left out."""
+    return keys.integer("block_count") - keys.count("nextn_predict_layers")
 
 
 def read_gpt_oss(keys: Keys) -> dict[str, Any]:
@@ -313,7 +322,7 @@ def read_deepseek4(keys: Keys) -> dict[str, Any]:
     keys.require("attention.head_count_kv", 1, 1)
     keys.require("attention.value_length", head_dim, head_dim)
     keys.require("expert_gating_func", None, _SQRT_SOFTPLUS)
-    count = keys.integer("block_count") - keys.count("nextn_predict_layers")
+    count = _count_layers(keys)
     ratios = keys.counts("attention.compress_ratios", count)
     if not set(ratios) <= set(_V4_RATIOS):
         allowed = f"{', '.join(map(str, _V4_RATIOS))} for each layer"
@@ -422,9 +431,9 @@ def read_glm_dsa(keys: Keys) -> dict[str, Any]:
 def _read_indexer_types(keys: Keys) -> list[str]:
     """Returns which layers have an indexer: as a list says, else all."""
     listed = "attention.indexer.types"
-    count = keys.integer("block_count") - keys.count("nextn_predict_layers")
-    has_indexer = keys.booleans(listed, count) if keys.has(listed) else [True] * count
-    return ["full" if has else "shared" for has in has_indexer]
+    if not keys.has(listed):
+        return ["full"] * _count_layers(keys)
+    return ["full" if has else "shared" for has in _read_layer_flags(keys, listed)]
 
 
 def _read_latent_heads(keys: Keys) -> dict[str, Any]:
@@ -543,7 +552,7 @@ def read_glm5_next(keys: Keys) -> dict[str, Any]:
     """Return what files of GLM 5.3 Flash say besides the table."""
     keys.require("expert_gating_func", _SIGMOID, _SIGMOID)
     keys.require("attention.indexer.kpool_select_tail", True, True)
-    count = keys.integer("block_count") - keys.count("nextn_predict_layers")
+    count = _count_layers(keys)
     heads = keys.integer("attention.head_count")
     is_full = [bool(own) for own in keys.counts("attention.head_count_kv", count)]
     # Signs differ among the writers: it is how far below zero a logarithm may be.
