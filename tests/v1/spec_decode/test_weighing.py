@@ -173,6 +173,14 @@ def test_a_passage_goes_on_behind_a_token_that_was_replaced() -> None:
     assert seconds < seconds_with([passage + edited], COSTS["memory"], 8)
 
 
+def test_a_passage_that_is_lost_keeps_no_other_from_being_looked_up() -> None:
+    rng = random.Random(3)
+    idioms = [list(range(1000 + 7 * i, 1004 + 7 * i)) for i in range(30)]
+    text = [token for _ in range(PROMPT) for token in rng.choice(idioms)]
+    seconds, _ = weighed([text], COSTS["memory"])
+    assert seconds < 1.1 * seconds_with([text], COSTS["memory"], 8)
+
+
 def test_costs_are_drawn_through_what_was_measured() -> None:
     costs = StepCosts()
     costs.note(2, 1.0)

@@ -122,6 +122,8 @@ class WeighedNgramProposer:
         draft = self._lookup.match(tokens)
         if passage is None or draft.match >= _SURE_MATCH or passage.start >= len(tokens):
             return draft
+        if passage.is_lost and draft.tokens:
+            return draft
         return self._lookup.resume(tokens, passage)
 
     def _note_time(self, step: StepInput, names: frozenset[str]) -> None:

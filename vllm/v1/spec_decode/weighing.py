@@ -161,10 +161,12 @@ class Passage(NamedTuple):
     Attributes:
         start: The next token's place in the text.
         match: How many tokens were right since the last that was not.
+        is_lost: Whether the token behind one that was replaced was wrong, too.
     """
 
     start: int
     match: int
+    is_lost: bool
 
 
 class DraftWeigher:
@@ -199,8 +201,10 @@ class DraftWeigher:
             actual = texts[name][told.length :]
             num_right = self._note(told, actual)
             is_right = num_right == min(len(actual), len(told.draft.tokens))
-            match = told.draft.match + num_right if is_right else 0
-            passages[name] = Passage(told.draft.start + len(actual), match)
+            match = told.draft.match + num_right
+            is_lost = not is_right and told.draft.is_resumed and match == 0
+            next_start = told.draft.start + len(actual)
+            passages[name] = Passage(next_start, match if is_right else 0, is_lost)
         return passages
 
     def _note(self, told: _Foretold, actual: Tokens) -> int:
