@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+_MOST_RUNS = 20
+
 
 def run(prompt: int, together: int, count: int) -> tuple[dict[str, Any], float]:
     """Runs the program; returns what it says, and the seconds of processor time it took."""
@@ -24,11 +26,15 @@ def run(prompt: int, together: int, count: int) -> tuple[dict[str, Any], float]:
     # Of the context each request has an equal part.
     command += ["-c", str(together * (prompt + count + 256))]
     command += ["-pps"] if shared == "1" else []
-    before = spent_by_children()
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    spent = spent_by_children() - before
-    line = next(line for line in ran.stdout.splitlines() if line.startswith("{"))
-    return json.loads(line), spent
+    # It may end well and say nothing: what it wrote is lost now and then.
+    for _ in range(_MOST_RUNS):
+        before = spent_by_children()
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        spent = spent_by_children() - before
+        for line in ran.stdout.splitlines():
+            if line.startswith("{"):
+                return json.loads(line), spent
+    raise SystemExit(f"{' '.join(command)} said nothing in {_MOST_RUNS} runs")
 
 
 def spent_by_children() -> float:
