@@ -136,10 +136,15 @@ def test_a_file_that_memory_cannot_hold_is_refused_by_its_header(
     platform.check_and_update_config(dummy)
 
 
-def test_prompts_share_a_step_as_long_as_it_stays_short() -> None:
-    def choose(hf_config: dict[str, Any], most: int | None = None) -> int | None:
+def test_prompts_share_a_step_as_long_as_it_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
+
+    def choose(
+        hf_config: dict[str, Any], most: int | None = None, threshold: int = 0
+    ) -> int | None:
         model, scheduler = ModelConfig("m", hf_config=hf_config), SchedulerConfig()
         scheduler.joint_prompt_tokens = most
+        scheduler.long_prefill_token_threshold = threshold
         config = VllmConfig(model_config=model, scheduler_config=scheduler)
         found = CpuPlatform().check_and_update_config(config).scheduler_config
         assert scheduler.joint_prompt_tokens == most
@@ -147,6 +152,8 @@ def test_prompts_share_a_step_as_long_as_it_stays_short() -> None:
 
     assert choose({"model_type": "qwen3"}) == 128
     assert choose({"model_type": "qwen3"}, most=5) == 5
+    # Long prompts are cut, so that others go on beside them.
+    assert choose({"model_type": "qwen3"}, threshold=256) is None
     # Of a step's tokens each expert gets few.
     assert choose({"model_type": "qwen3_moe", "num_experts": 128}) is None
     assert choose({"text_config": {"num_local_experts": 8}}) is None

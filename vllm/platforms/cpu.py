@@ -27,8 +27,9 @@ logger = init_logger(__name__)
 GIB = 1 << 30
 _MAX_DERIVED_KV_BYTES = 4 * GIB
 _FREE_MEMORY_SHARE = 4  # one quarter
-# That prompts may have in a step together: among half as many, a token takes as long as among more.
-_JOINT_PROMPT_TOKENS = 128
+# That prompts may have in a step together for each thread: a token among as many takes as long as
+# among more.
+_JOINT_PROMPT_TOKENS = 64
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -58,12 +59,20 @@ class CpuPlatform(Platform):
         return "float16" if is_gguf(path) and is_coded(read_gguf(path)) else "auto"
 
     def default_joint_prompt_tokens(self, config: VllmConfig) -> int | None:
-        """Return a number, or None for experts: each of them gets few of a step's tokens."""
+        """Return a number, or None for experts: each of them gets few of a step's tokens.
+
+        None, too, where long prompts have a limit of their own, so that others go on beside them.
+        """
+        if config.scheduler_config.long_prefill_token_threshold:
+            return None
         hf_config = config.model_config.hf_config
         parts = (hf_config, hf_config.get("text_config") or {})
         if any(part.get(name) for part in parts for name in _EXPERT_COUNTS):
             return None
-        return _JOINT_PROMPT_TOKENS
+        # As OpenMP reads it; torch, which knows, is not loaded where requests are scheduled.
+        told = (envs.OMP_NUM_THREADS or "").split(",")[0].strip()
+        is_told = told.isdecimal() and int(told) > 0
+        return _JOINT_PROMPT_TOKENS * (int(told) if is_told else count_usable_cores())
 
     def check_before_load(self, config: VllmConfig) -> None:
         """See ``Platform``; also refuses a GGUF file whose weights this machine cannot hold.

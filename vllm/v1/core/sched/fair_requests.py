@@ -3,7 +3,8 @@
 running      decodes | prompts, by rank of their tenants |
                                     ^ better than who waits | worse: *deferred*
 a step       decodes, prompts of better rank, who waits with a better rank, deferred prompts,
-             then who else waits: while there is budget, someone gets it
+             then who else waits: while there is budget, someone gets it, unless only few tokens
+             of a step may be of several prompts (``Requests.may_join``)
 """
 
 from __future__ import annotations
