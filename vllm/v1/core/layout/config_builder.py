@@ -107,8 +107,8 @@ def _check_memory(
         )
         fact = (
             f"To serve at least one request with the model's max seq len ({max_model_len}), "
-            f"{format_size(needed)} of KV cache are needed ({needed:,} bytes), but only "
-            f"{format_size(memory)} are available ({memory:,} bytes)."
+            f"{format_size(needed)} ({needed:,} bytes) of KV cache are needed, but only "
+            f"{format_size(memory)} ({memory:,} bytes) are available."
         )
         # A pool may be too small for a single token.
         lower = f" The longest length that fits is {longest}: lower max_model_len, or raise"

@@ -184,7 +184,10 @@ class Publisher:
         record = Checkpoint(
             request.block_hashes[position // self._geometry.unit - 1],
             position,
-            cache.rows_kept(position, [window.blocks_for(position) for window in cache.windows]),
+            tuple(
+                window.blocks_for(position) if cache.holds_rows(window, position) else ()
+                for window in cache.windows
+            ),
             next_token,
             standing,
             is_lean=position % self._geometry.lean == 0,
@@ -223,10 +226,11 @@ class Publisher:
             for window, num_blocks in zip(cache.windows, self._geometry.lean_blocks, strict=True)
         ]
         for (position, kind), *blocks in zip(spares, *held, strict=True):
+            rows = zip(cache.windows, blocks, strict=True)
             record = Checkpoint(
                 hashes[position // unit - 1],
                 position,
-                cache.rows_kept(position, blocks),
+                tuple(own if cache.holds_rows(window, position) else () for window, own in rows),
                 token_ids[position] if position < num_tokens else None,
                 CheckpointStanding.FILLER if kind is None else CheckpointStanding.SPARE,
                 kind=kind,

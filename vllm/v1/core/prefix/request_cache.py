@@ -109,16 +109,9 @@ class RequestCache:
         """The first boundary at which its window rows are those of its tokens; 0: everywhere."""
         return self.rebuild.end if self.rebuild is not None else 0
 
-    def rows_kept(
-        self, position: int, blocks: Sequence[tuple[KVCacheBlock, ...]]
-    ) -> tuple[tuple[KVCacheBlock, ...], ...]:
-        """Return what a checkpoint of its at a boundary keeps of ``blocks``, one entry a window."""
-        if position >= self.full_from:
-            return tuple(blocks)
-        return tuple(
-            () if window.geometry.lazy_reach else own
-            for window, own in zip(self.windows, blocks, strict=True)
-        )
+    def holds_rows(self, window: LiveWindow, position: int) -> bool:
+        """Whether a checkpoint of its at a boundary holds rows of a window's layers."""
+        return not window.geometry.lazy_reach or position >= self.full_from
 
     @property
     def is_loading(self) -> bool:
