@@ -11,6 +11,7 @@ packages are named ``vllm`` and have the calls that are made here, so nothing el
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -47,6 +48,9 @@ def main() -> None:
         llm.generate(prompts, params, use_tqdm=False)
         return time.process_time() - used, time.perf_counter() - start
 
+    # By task: the least that its prompts took. A round that was slow there would else make its
+    # tokens look fast, and the best round is what is told.
+    firsts: dict[tuple[int, ...], tuple[float, float]] = {}
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         task = json.loads(line)
@@ -56,7 +60,10 @@ def main() -> None:
             if shared:
                 spend(task, 1)
             # The prompt's share is what a generation of one token takes, its rows kept or not.
-            first, last = spend(task, 1), spend(task, task["count"] + 1)
+            name = (task["count"], *map(len, task["prompts"]))
+            told = [spend(task, 1), spend(task, 1), firsts.get(name, (math.inf, math.inf))]
+            first = firsts[name] = min(cpu for cpu, _ in told), min(wall for _, wall in told)
+            last = spend(task, task["count"] + 1)
             cpu, wall = last[0] - first[0], last[1] - first[1]
         print(json.dumps({"cpu_s": cpu, "wall_s": wall}), flush=True)
 
