@@ -140,7 +140,7 @@ class CheckpointCoordinator(Coordinator):
             # Nobody is preempted once a request that waits is looked up: these steps run.
             self._promised.update(self._publish_pending())
         index, geometry, block_hashes = self.index, self.geometry, request.block_hashes
-        output_from = first_output(geometry, request) if geometry.lazy_reach else 0
+        output_from = first_output(geometry, request)
         hit = find_prefix(index, geometry, block_hashes, max_tokens, output_from)
         if self.settings.stale_row is StaleRow.DROP:
             find = partial(find_prefix, index, geometry, block_hashes, output_from=output_from)
@@ -261,8 +261,7 @@ class CheckpointCoordinator(Coordinator):
         num_accepted = cache.num_accepted
         passed = [block for w in cache.windows for block in w.drop_below(num_accepted)]
         if passed:
-            if self._scrubs:
-                self._note_private(cache, passed)
+            self._note_private(cache, passed)
             self._publisher.give_back(cache, passed)
         return False
 
@@ -618,8 +617,7 @@ class CheckpointCoordinator(Coordinator):
         replays: Sequence[int] = ()
         if self.policy.supersedes_at_once:
             replays = self.policy.prompt_boundaries(cache.request.num_prompt_tokens)
-        if self._scrubs:
-            self._note_private(cache, chain.from_iterable(table.blocks for table in tables))
+        self._note_private(cache, chain.from_iterable(table.blocks for table in tables))
         if cache.request.session is not None:
             dense_blocks = chain.from_iterable(table.blocks for table in cache.dense)
             self._session_rows.note_left(dense_blocks, cache.request.session)
@@ -637,7 +635,7 @@ class CheckpointCoordinator(Coordinator):
 
     def _note_private(self, cache: RequestCache, blocks: Iterable[KVCacheBlock]) -> None:
         """Have what only an unpublished request wrote zeroed, before it gives the blocks back."""
-        if not cache.request.skip_cache_insert:
+        if not (self._scrubs and cache.request.skip_cache_insert):
             return
         holds = Counter(block.block_id for block in cache.held_blocks())
         holds.update(block.block_id for block in self._ends_in_flight)
