@@ -85,6 +85,8 @@ def test_bodies_that_are_no_call_are_text(body):
         (f"```\n{FIND}\n```", 1, ""),
         (f"\n```tool_call\n{FIND}", 1, ""),
         (f"```json\n{FIND}\n{FIND}\n```", 2, ""),
+        (f"{FIND}\n```", 1, ""),
+        (f"{FIND}\n{FIND}\n```\n", 2, ""),
         (f"```json\n[{FIND}, {FIND}]\n```", 2, ""),
         (f"```json\n{FIND}\n```\nThat finds it.", 1, "That finds it."),
         (f"```json\n{FIND}\n```\n```json\n{FIND}\n```", 2, ""),

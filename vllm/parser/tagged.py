@@ -118,6 +118,9 @@ class TaggedParser:
         while self._block is not None:
             block, self._block = self._block, None
             delta = block.close(finish_reason)
+            if self._calls.num_calls and delta.text.strip() in self._quotes:
+                # A quotation of nothing behind calls: of a fence the model wrote only the end.
+                delta.text = ""
             self._swallow("", delta)
             self._take_status(delta, pieces)
             self._read(pieces)
