@@ -54,13 +54,13 @@ def test_a_block_may_be_in_a_gguf_file_of_its_own() -> None:
 def test_lookup_bounds_follow_one_another() -> None:
     config = SpeculativeConfig.from_dict({"model": "[ngram]", "prompt_lookup_max": 1})
     assert (config.method, config.prompt_lookup_min, config.prompt_lookup_max) == ("ngram", 1, 1)
-    for given, weighs, number, longest in (
-        ({}, True, 8, 8),
-        ({"num_speculative_tokens": 3}, False, 3, 4),
+    for given, weighs, number, longest, shortest in (
+        ({}, True, 8, 8, 1),
+        ({"num_speculative_tokens": 3}, False, 3, 4, 2),
     ):
         config = SpeculativeConfig.from_dict({"method": "ngram", **given})
         assert (config.weighs_drafts, config.num_speculative_tokens) == (weighs, number)
-        assert config.prompt_lookup_max == longest
+        assert (config.prompt_lookup_min, config.prompt_lookup_max) == (shortest, longest)
     config = SpeculativeConfig.from_dict({"method": "ngram", "prompt_lookup_min": 6})
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == (6, 6)
 

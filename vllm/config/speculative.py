@@ -119,14 +119,15 @@ class SpeculativeConfig:
                 f"num_speculative_tokens={values['num_speculative_tokens']} is too many for method "
                 f"{method!r}: use 1 to {limit}."
             )
+        if method == "ngram" and "num_speculative_tokens" not in values:
+            values |= {"num_speculative_tokens": MAX_WEIGHED_TOKENS, "weighs_drafts": True}
+            if not any(key in values for key in _NUMBERS[1:]):
+                # A longer match is right more often, which is weighed too.
+                values |= {"prompt_lookup_max": MAX_WEIGHED_TOKENS, "prompt_lookup_min": 1}
         if "prompt_lookup_max" in values:
             values.setdefault("prompt_lookup_min", min(2, values["prompt_lookup_max"]))
         elif "prompt_lookup_min" in values:
             values["prompt_lookup_max"] = max(4, values["prompt_lookup_min"])
-        if method == "ngram" and "num_speculative_tokens" not in values:
-            values |= {"num_speculative_tokens": MAX_WEIGHED_TOKENS, "weighs_drafts": True}
-            # A longer match is right more often, which is weighed too.
-            values.setdefault("prompt_lookup_max", MAX_WEIGHED_TOKENS)
         return cls(**{**values, "method": method})
 
     @property

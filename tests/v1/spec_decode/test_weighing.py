@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vllm.v1.spec_decode.ngram import NgramProposer, WeighedNgramProposer
-from vllm.v1.spec_decode.weighing import Chance, Draft, DraftWeigher, StepCosts
+from vllm.v1.spec_decode.weighing import Agreement, Chance, Draft, DraftWeigher, StepCosts
 
 Cost = Callable[[int], float]
 PROMPT = 200
@@ -114,7 +114,7 @@ def seconds_with(texts: list[list[int]], cost: Cost, num_drafts: int, noise: flo
 
 def weighed(texts: list[list[int]], cost: Cost, noise: float = 0.0) -> tuple[float, list[int]]:
     run = Run(texts, cost, noise)
-    proposer = WeighedNgramProposer(NgramProposer(8, 2, 8), clock=lambda: run.now)
+    proposer = WeighedNgramProposer(NgramProposer(8, 1, 8), clock=lambda: run.now)
 
     def propose(step: _Step) -> list[list[int]]:
         return proposer.propose(cast(Any, step), torch.empty(0), {})
@@ -179,6 +179,35 @@ def test_a_passage_that_is_lost_keeps_no_other_from_being_looked_up() -> None:
     text = [token for _ in range(PROMPT) for token in rng.choice(idioms)]
     seconds, _ = weighed([text], COSTS["memory"])
     assert seconds < 1.1 * seconds_with([text], COSTS["memory"], 8)
+
+
+def test_a_single_token_that_foretells_the_next_is_enough() -> None:
+    rng = random.Random(4)
+    pairs = [[1000 + i, 2000 + i] for i in range(8)]
+    # What stands before a pair is never the same.
+    text = [token for i in range(3 * PROMPT) for token in (3000 + i, *rng.choice(pairs))]
+    _, drafted = weighed([text[: 3 * PROMPT]], COSTS["memory"])
+    assert sum(map(bool, drafted)) > len(drafted) / 3
+
+
+def test_places_that_go_on_alike_are_surer_than_others() -> None:
+    weigher = DraftWeigher()
+    for name, agreement in (("alike", Agreement.ALL), ("divided", Agreement.NONE)):
+        for _ in range(20):
+            weigher.choose({name: Draft([1], 2, agreement=agreement)}, {name: 1})
+            weigher.note_texts({name: [0, 1 if name == "alike" else 2]})
+    kinds = [Draft([1], 2, agreement=agreement).kind_of(0) for agreement in Agreement]
+    assert weigher._chance_of(kinds[Agreement.ALL]).value > 0.9
+    assert weigher._chance_of(kinds[Agreement.NONE]).value < 0.1
+    long = {Draft([1], 6, agreement=agreement).kind_of(0) for agreement in Agreement}
+    assert len(long) == 1
+
+
+def test_long_matches_are_surer_before_anything_was_seen() -> None:
+    weigher = DraftWeigher()
+    values = [weigher._chance_of(Draft([1], n).kind_of(0)).value for n in (1, 2, 3, 4, 7, 30)]
+    assert values == sorted(values)
+    assert values[0] < 0.5 < values[-1]
 
 
 def test_costs_are_drawn_through_what_was_measured() -> None:

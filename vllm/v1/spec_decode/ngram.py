@@ -1,17 +1,20 @@
 """Prompt lookup: what followed the last tokens where they stood before is drafted again."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from vllm.v1.spec_decode.weighing import Draft, DraftWeigher, Passage
+from vllm.v1.spec_decode.weighing import Agreement, Draft, DraftWeigher, Passage
 from vllm.v1.worker.step_input import StepInput
 
 # So many last tokens say more than that a passage was repeated up to the one before.
-_SURE_MATCH = 3
+_SURE_MATCH = 2
+# So many places tell what mostly follows: the latest.
+_MOST_PLACES = 32
 
 
 class NgramProposer:
@@ -28,7 +31,7 @@ class NgramProposer:
     def __init__(self, num_drafts: int, min_length: int, max_length: int) -> None:
         self._num_drafts = num_drafts
         self._min_length = min_length
-        self._max_length = max_length
+        self._back = np.arange(max_length)
 
     def propose(
         self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
@@ -47,25 +50,38 @@ class NgramProposer:
         return list(self.match(tokens).tokens)
 
     def match(self, tokens: np.ndarray) -> Draft:
-        """Return the same, with the length of the match."""
+        """Return the same, with the length of the match and what other places say."""
         num_tokens = len(tokens)
         if num_tokens <= self._min_length:
             return Draft((), 0)
         # Indices where a match of the suffix ends; the suffix itself does not count.
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
-        length = min(1, len(ends))
-        while length and length < min(self._max_length, num_tokens - 1):
-            longer = ends[ends >= length]
-            longer = longer[tokens[longer - length] == tokens[-1 - length]]
-            if not len(longer):
-                break
-            ends, length = longer, length + 1
+        if not len(ends):
+            return Draft((), 0)
+        lengths = self._measure(tokens, ends)
+        length = int(lengths.max())
         if length < self._min_length:
             return Draft((), 0)
-        # The latest match says most, unless too few tokens follow it.
+        ends = ends[lengths == length]
         full = ends[ends + self._num_drafts < num_tokens]
-        end = int(full[-1]) if len(full) else int(ends[0])
-        return Draft(tokens[end + 1 : end + 1 + self._num_drafts].tolist(), length, end + 1)
+        # Where all end too soon, the earliest goes on for longest.
+        ends, agreement = _choose(tokens, full) if len(full) else (ends[:1], Agreement.ONE)
+        start = int(ends[-1]) + 1
+        drafted = tokens[start : start + self._num_drafts].tolist()
+        return Draft(drafted, length, start, agreement=agreement)
+
+    def _measure(self, tokens: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return how many of the last tokens match at each place, as far as they are compared."""
+        num_tokens = len(tokens)
+        back = self._back[: num_tokens - 1]
+        places = ends[:, None] - back
+        differs = tokens[places] != tokens[num_tokens - 1 - back]
+        if ends[0] < len(back) - 1:
+            # Before the text there is nothing.
+            differs |= places < 0
+        lengths = differs.argmax(1)
+        lengths[~differs.any(1)] = len(back)
+        return lengths
 
     def resume(self, tokens: np.ndarray, passage: Passage) -> Draft:
         """Return what follows in a passage that was repeated so far, but for its last token."""
@@ -73,6 +89,21 @@ class NgramProposer:
         return Draft(
             tokens[start : start + self._num_drafts].tolist(), passage.match, start, is_resumed=True
         )
+
+
+def _choose(tokens: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, Agreement]:
+    """Return the places that go on as most do; all of them, if none do so more often."""
+    if len(ends) == 1:
+        return ends, Agreement.ONE
+    following = tokens[ends[-_MOST_PLACES:] + 1].tolist()
+    ranked = Counter(following).most_common(2)
+    if len(ranked) == 1:
+        return ends, Agreement.ALL
+    (token, count), (_, next_count) = ranked
+    if count == next_count:
+        # The latest says most.
+        return ends, Agreement.NONE
+    return ends[tokens[ends + 1] == token], Agreement.MOST
 
 
 class WeighedNgramProposer:

@@ -9,6 +9,7 @@ falls with its depth, so rows are taken in that order, as many as make the rate 
 from bisect import bisect, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,18 +26,23 @@ _LEAST_GAIN = 1.03
 # What a step without drafts costs is measured anew after so many steps with drafts: at first soon,
 # since one measurement may say much of what else the machine did, then after twice as many.
 _FIRST_PAUSE, _LAST_PAUSE = 4, 256
-# Chances are averages over about so many tokens of a request, and of all requests; they begin with
-# what one in two would do.
+# Chances are averages over about so many tokens of a request, and of all requests. They begin as if
+# so many tokens had been tried: of a request with what one in two would do.
 _OWN_TOKENS, _ALL_TOKENS = 24.0, 96.0
-_PRIOR_HITS, _PRIOR_TRIES = 1.0, 2.0
+_PRIOR_TRIES = 2.0
+_PRIOR = 0.5
 # What a request's own chance counts beside that of all requests behind such a match.
 _OWN_SHARE = 0.25
 # The tokens that are drafted are those that look best, and are a little worse than they look.
 _CAUTION = 0.98
 # Matches from one of these lengths up to the next are as good as each other.
 _LENGTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25)
+# What their chances begin with: as trained models had it, rounded. Longer ones as the last.
+_PRIORS = (0.3, 0.5, 0.7, 0.85, 0.85, 0.95)
 # A passage that goes on behind a token that was replaced is as sure as a match after so many.
 _REJOINED = 3
+# From so many tokens on a match is as sure whatever other places say.
+_LONG_MATCH = 6
 
 
 Tokens = Sequence[int] | np.ndarray[Any, Any]
@@ -98,7 +104,7 @@ class Chance:
         tries: All.
     """
 
-    hits: float = _PRIOR_HITS
+    hits: float = _PRIOR * _PRIOR_TRIES
     tries: float = _PRIOR_TRIES
 
     def note(self, num_tokens: float, *, is_right: bool) -> None:
@@ -113,6 +119,15 @@ class Chance:
         return self.hits / self.tries
 
 
+class Agreement(IntEnum):
+    """How the places go on that match a text's last tokens."""
+
+    ONE = 0
+    ALL = 1
+    MOST = 2
+    NONE = 3
+
+
 class Draft(NamedTuple):
     """What a request may draft.
 
@@ -122,12 +137,14 @@ class Draft(NamedTuple):
         start: Where in the text they stand.
         is_resumed: Whether the match ended at a token that was replaced, behind which the passage
             may go on; ``match`` then counts from there, from 0 on.
+        agreement: Whether there is one such place, or others go on alike.
     """
 
     tokens: Sequence[int]
     match: int
     start: int = 0
     is_resumed: bool = False
+    agreement: Agreement = Agreement.ONE
 
     def kind_of(self, depth: int) -> int:
         """Return which tokens are about as sure as that at a depth, if those before it are right.
@@ -137,7 +154,8 @@ class Draft(NamedTuple):
         length = self.match + depth
         if self.is_resumed and length < _REJOINED:
             return length - _REJOINED
-        return bisect(_LENGTHS, length)
+        kind = len(Agreement) * bisect(_LENGTHS, length)
+        return kind + self.agreement if length < _LONG_MATCH else kind
 
 
 @dataclass(slots=True)
@@ -266,4 +284,9 @@ class DraftWeigher:
         return gains[:count]
 
     def _chance_of(self, kind: int) -> Chance:
-        return self._chances.setdefault(kind, Chance())
+        chance = self._chances.get(kind)
+        if chance is None:
+            place = kind // len(Agreement) - 1
+            prior = _PRIOR if kind < 0 else _PRIORS[min(place, len(_PRIORS) - 1)]
+            chance = self._chances[kind] = Chance(prior * _PRIOR_TRIES)
+        return chance
