@@ -74,17 +74,21 @@ class Run:
         self.states = [_State(str(i), np.array(t), PROMPT) for i, t in enumerate(texts)]
         self.cost, self.noise = cost, noise
         self.rng = random.Random(5)
-        self.now = 0.0
+        # What the clock says, and what the steps alone take.
+        self.now = self.alone = 0.0
+        self.disturb: Callable[[], float] = lambda: 1.0
         self.drafted: list[int] = []
 
     def finish(self, propose: Callable[[_Step], list[list[int]]]) -> float:
-        """Return the seconds until all texts are said."""
+        """Return the seconds that steps take until all texts are said."""
         drafts: dict[str, list[int]] = {}
         live = list(self.states)
         while live:
             counts = [1 + len(drafts.get(state.req_id, ())) for state in live]
             num_rows = sum(counts)
-            self.now += self.cost(num_rows) * (1 + self.rng.random() * self.noise)
+            seconds = self.cost(num_rows) * (1 + self.rng.random() * self.noise)
+            self.alone += seconds
+            self.now += seconds * self.disturb()
             self.drafted.append(num_rows - len(live))
             for state in live:
                 draft, at = drafts.get(state.req_id, []), state.num_tokens
@@ -98,7 +102,7 @@ class Run:
             told = propose(step)
             drafts = {s.req_id: draft for s, draft in zip(live, told, strict=True)}
             live = [state for state in live if state.num_tokens < len(state.tokens)]
-        return self.now
+        return self.alone
 
 
 def seconds_with(texts: list[list[int]], cost: Cost, num_drafts: int, noise: float = 0.0) -> float:
@@ -112,8 +116,14 @@ def seconds_with(texts: list[list[int]], cost: Cost, num_drafts: int, noise: flo
     return Run(texts, cost, noise).finish(propose)
 
 
-def weighed(texts: list[list[int]], cost: Cost, noise: float = 0.0) -> tuple[float, list[int]]:
+def weighed(
+    texts: list[list[int]],
+    cost: Cost,
+    noise: float = 0.0,
+    disturb: Callable[[], float] = lambda: 1.0,
+) -> tuple[float, list[int]]:
     run = Run(texts, cost, noise)
+    run.disturb = disturb
     proposer = WeighedNgramProposer(NgramProposer(8, 1, 8), clock=lambda: run.now)
 
     def propose(step: _Step) -> list[list[int]]:
@@ -225,6 +235,35 @@ def test_costs_are_drawn_through_what_was_measured() -> None:
     assert costs.estimate(2) == pytest.approx(3.0, rel=0.01)
     # More rows never cost less.
     assert costs.estimate(4) >= costs.estimate(2)
+
+
+def test_what_was_slow_once_is_not_taken_for_slow_for_ever() -> None:
+    costs = StepCosts()
+    for rows in (1, 2, 4):
+        costs.note(rows, 1.0 + 0.1 * rows)
+    # The machine did something else when five rows were tried first.
+    costs.note(5, 4.0)
+    slow = costs.estimate(5)
+    for _ in range(100):
+        for rows in (1, 2, 4):
+            costs.note(rows, 1.0 + 0.1 * rows)
+    assert costs.estimate(5) == pytest.approx(1.5, rel=0.02) != slow
+    # What was often measured stays known: kernels take rows in tiles.
+    for _ in range(10):
+        costs.note(9, 5.0)
+    assert costs.estimate(9) > 4.0
+
+
+def test_a_machine_that_others_share_does_not_change_what_pays() -> None:
+    """Steps take up to three times as long, half of them; the time they would take alone counts."""
+    rng = random.Random(6)
+    for name in ("memory", "between"):
+        texts = [edited_text(random.Random(i)) for i in range(3)]
+        alone, shared = 0.0, 0.0
+        for text in texts:
+            alone += weighed([text], COSTS[name])[0]
+            shared += weighed([text], COSTS[name], disturb=lambda: 1 + rng.choice([0, 2]))[0]
+        assert shared < 1.15 * alone, name
 
 
 def test_a_chance_forgets_old_texts() -> None:

@@ -21,6 +21,12 @@ _STEPS_DOWN, _STEPS_UP = 4, 16
 _OUTLIER = 3.0
 # What one more row adds to a step before anything was measured, as a part of the step.
 _FIRST_GUESS = 0.15
+# What was measured of a number of rows counts beside the line through all as so many steps do, up
+# to a most; a step later it counts so much. What was slow once is not taken for slow for ever.
+_LINE_STEPS, _MOST_STEPS = 4.0, 16.0
+_KEPT = 0.98
+# Rows must differ by so much, squared and summed over steps, for the line to tell what one adds.
+_ENOUGH_SPREAD = 2.0
 # Drafts must promise so much more than no drafts: a wrong guess costs no more than this.
 _LEAST_GAIN = 1.03
 # What a step without drafts costs is measured anew after so many steps with drafts: at first soon,
@@ -48,51 +54,111 @@ _LONG_MATCH = 6
 Tokens = Sequence[int] | np.ndarray[Any, Any]
 
 
+class _Line:
+    """The seconds of all steps as one straight line over their rows.
+
+    Owns: weighted sums, in which older steps count less.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._seconds = 0.0
+        self._squares = self._products = 0.0
+        # A point on the line, and how steep it is.
+        self._point = 1.0, 0.0
+        self._slope = 0.0
+
+    def note(self, num_rows: int, seconds: float) -> None:
+        """A step took so long; those above the line count less, as in ``_STEPS_UP``."""
+        is_slow = self._weight > 0 and seconds > self.at(num_rows)
+        weight = _STEPS_DOWN / _STEPS_UP if is_slow else 1.0
+        self._weight = self._weight * _KEPT + weight
+        self._rows = self._rows * _KEPT + weight * num_rows
+        self._seconds = self._seconds * _KEPT + weight * seconds
+        self._squares = self._squares * _KEPT + weight * num_rows * num_rows
+        self._products = self._products * _KEPT + weight * num_rows * seconds
+        self._draw()
+
+    def at(self, num_rows: int) -> float:
+        """Return the seconds of a step; more rows never take fewer."""
+        rows, seconds = self._point
+        drawn = seconds + self._slope * (num_rows - rows)
+        return drawn if num_rows > rows else max(drawn, seconds * num_rows / rows)
+
+    def _draw(self) -> None:
+        rows, seconds = self._rows / self._weight, self._seconds / self._weight
+        slope = _FIRST_GUESS * seconds / rows
+        spread = self._squares - rows * self._rows
+        if spread > 0:
+            own = max(0.0, (self._products - seconds * self._rows) / spread)
+            slope += min(1.0, spread / _ENOUGH_SPREAD) * (own - slope)
+        self._point, self._slope = (rows, seconds), slope
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was measured of a number of rows.
+
+    Attributes:
+        seconds: Of a step, nearer to the quick ones than to the slow ones.
+        num_steps: How many say so, those of long ago counted less.
+        last_step: When that was.
+    """
+
+    seconds: float
+    num_steps: float
+    last_step: int
+
+
 class StepCosts:
     """Seconds of a step by its rows, learnt from the steps that run.
+
+    What else the machine does makes single measurements wrong, and a number of rows that looked
+    slow once would never be tried again: so each leans on the line through all.
 
     Owns: what is known, nearer to the quick steps than to the slow ones.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        # The numbers of rows that were seen, ascending: every step asks for many.
-        self._seen: list[int] = []
+        self._line = _Line()
+        self._seen: dict[int, _Seen] = {}
+        # The numbers of rows that were seen, ascending.
+        self._sorted: list[int] = []
+        self._num_steps = 0
 
     def note(self, num_rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
-        known = self._seconds.get(num_rows)
-        if known is None:
-            self._seconds[num_rows] = seconds
-            insort(self._seen, num_rows)
+        if self._seen:
+            seconds = min(seconds, _OUTLIER * self.estimate(num_rows))
+        self._num_steps += 1
+        self._line.note(num_rows, seconds)
+        seen = self._seen.get(num_rows)
+        if seen is None:
+            self._seen[num_rows] = _Seen(seconds, 1.0, self._num_steps)
+            insort(self._sorted, num_rows)
             return
-        change = min(seconds, _OUTLIER * known) - known
-        self._seconds[num_rows] = known + change / (_STEPS_UP if change > 0 else _STEPS_DOWN)
+        change = seconds - seen.seconds
+        seen.seconds += change / (_STEPS_UP if change > 0 else _STEPS_DOWN)
+        seen.num_steps = min(_MOST_STEPS, self._count(seen) + 1.0)
+        seen.last_step = self._num_steps
 
     def knows(self, num_rows: int) -> bool:
         """Whether a step of so many rows was seen."""
-        return num_rows in self._seconds
+        return num_rows in self._seen
 
     def estimate(self, num_rows: int) -> float:
-        """Return the seconds of a step: measured, or drawn through the nearest measurements."""
-        seen, seconds = self._seen, self._seconds
-        if num_rows in seconds:
-            return seconds[num_rows]
-        if not seen:
+        """Return the seconds of a step: measured, or as the line through what was measured."""
+        if not self._seen:
             return 1.0 + _FIRST_GUESS * num_rows
-        at = bisect(seen, num_rows)
-        if 0 < at < len(seen):
-            low, high = seen[at - 1], seen[at]
-            before, after = seconds[low], seconds[high]
-            return before + (num_rows - low) / (high - low) * max(0.0, after - before)
-        first, last = seen[0], seen[-1]
-        at_first, at_last = seconds[first], seconds[last]
-        slope = _FIRST_GUESS * at_first / max(1, first)
-        if len(seen) > 1:
-            slope = max(0.0, at_last - at_first) / (last - first)
-        if num_rows > last:
-            return at_last + slope * (num_rows - last)
-        return max(at_first - slope * (first - num_rows), at_first * num_rows / first)
+        seconds = self._line.at(num_rows)
+        seen = self._seen.get(num_rows)
+        if seen is not None:
+            count = self._count(seen)
+            return seconds + count / (count + _LINE_STEPS) * (seen.seconds - seconds)
+        at = bisect(self._sorted, num_rows)
+        return max(seconds, self.estimate(self._sorted[at - 1])) if at else seconds
+
+    def _count(self, seen: _Seen) -> float:
+        return float(seen.num_steps * _KEPT ** (self._num_steps - seen.last_step))
 
 
 @dataclass(slots=True)
