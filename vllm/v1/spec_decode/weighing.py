@@ -27,6 +27,8 @@ _LINE_STEPS, _MOST_STEPS = 4.0, 16.0
 _KEPT = 0.98
 # Rows must differ by so much, squared and summed over steps, for the line to tell what one adds.
 _ENOUGH_SPREAD = 2.0
+# Tokens that a row must promise: the cheapest one costs more of a step.
+_LEAST_HOPE = 0.05
 # Drafts must promise so much more than no drafts: a wrong guess costs no more than this.
 _LEAST_GAIN = 1.03
 # What a step without drafts costs is measured anew after so many steps with drafts: at first soon,
@@ -323,11 +325,13 @@ class DraftWeigher:
         return counts
 
     def _gains(self, draft: Draft, own_share: float, own: float) -> Iterable[float]:
-        """Yield what each token of a draft is likely to bring, by its depth."""
+        """Yield what each token of a draft is likely to bring, by its depth, if it may pay."""
         gain = 1.0
         for depth in range(len(draft.tokens)):
             general = self._chance_of(draft.kind_of(depth)).value
             gain *= _CAUTION * (general + own_share * (own - general))
+            if gain < _LEAST_HOPE:
+                return
             yield gain
 
     def _take_best(
