@@ -79,7 +79,7 @@ class NgramProposer:
         if ends[0] < len(back) - 1:
             # Before the text there is nothing.
             differs |= places < 0
-        lengths = differs.argmax(1)
+        lengths: np.ndarray = differs.argmax(1)
         lengths[~differs.any(1)] = len(back)
         return lengths
 
