@@ -119,15 +119,33 @@ def test_held_prompts_are_let_go(loop, monkeypatch):
     assert told == [["b", "c"]]
 
 
-def test_the_core_warms_up_in_the_loops_thread(loop, monkeypatch):
-    warmed: list[threading.Thread] = []
-    monkeypatch.setattr(loop.core, "warm_up", lambda: warmed.append(threading.current_thread()))
-    thread = threading.Thread(target=loop.submit_warm_up)
-    thread.start()
-    thread.join()
-    assert not warmed
+def test_the_core_warms_up_when_it_rests(loop, monkeypatch):
+    warmed: list[str] = []
+    timers = []
+
+    class FakeTimer:
+        def __init__(self, delay_s, function, args):
+            self.delay_s, self.fire = delay_s, lambda: function(*args)
+
+        def start(self):
+            timers.append(self)
+
+    monkeypatch.setattr("vllm.v1.engine.core_loop.threading.Timer", FakeTimer)
+    monkeypatch.setattr(loop.core, "warm_up", lambda: warmed.append("warm"))
+    loop.submit(AddRequests([request(max_tokens=3)]))
     loop.run_once()
-    assert warmed == [threading.current_thread()]
+    loop.submit_warm_up(1.5)
+    timers.pop().fire()
+    while loop.core.has_work():
+        loop.run_once()
+    assert not warmed
+    (later,) = timers
+    assert later.delay_s == 1.5
+    later.fire()
+    assert not warmed  # the loop's own thread does it
+    loop.run_once()
+    assert warmed == ["warm"]
+    assert timers == [later]
 
 
 def test_a_refused_request_harms_no_other(loop, monkeypatch):

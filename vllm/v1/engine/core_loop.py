@@ -1,6 +1,7 @@
 """The engine core's loop: take messages, step, send outputs. The same in a process or a thread."""
 
 import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -169,9 +170,14 @@ class CoreLoop:
         if made:
             self._inbox.put((self._add, made, client))
 
-    def submit_warm_up(self) -> None:
-        """Have the core warm up between two steps; any thread may ask."""
-        self._inbox.put((lambda _message, _client: self._core.warm_up(), None, 0))
+    def submit_warm_up(self, delay_s: float) -> None:
+        """Have the core warm up after a delay, or after one more while it has work; any thread may.
+
+        Steps would share the processors with what nobody waits for yet.
+        """
+        timer = threading.Timer(delay_s, self._inbox.put, [(self._warm_up, delay_s, 0)])
+        timer.daemon = True
+        timer.start()
 
     def wake(self) -> None:
         """Have a step tried at once if the loop waits; any thread may ask."""
@@ -279,6 +285,12 @@ class CoreLoop:
     def _tell_all(self, _message: TellAll, _client: int) -> None:
         self._core.tell_all()
         self._publish_updates()
+
+    def _warm_up(self, delay_s: float, _client: int) -> None:
+        if self._core.has_work():
+            self.submit_warm_up(delay_s)
+        else:
+            self._core.warm_up()
 
     def _stop(self, _message: Shutdown, _client: int) -> None:
         self._stopped = True

@@ -140,9 +140,7 @@ class EngineCoreProc:
             threading.Thread(
                 target=self._read, args=(loop, client), name="input", daemon=True
             ).start()
-        warm_up = threading.Timer(_WARM_UP_DELAY_S, loop.submit_warm_up)
-        warm_up.daemon = True
-        warm_up.start()
+        loop.submit_warm_up(_WARM_UP_DELAY_S)
         try:
             loop.run()
         except Exception as error:  # a process edge: nothing can be trusted after this
