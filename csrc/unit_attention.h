@@ -26,6 +26,8 @@
 #include "build.h"
 #include "kernels.h"
 #include "products.h"
+#include "rows_ahead.h"
+#include "turned_keys.h"
 
 namespace vn {
 namespace VN_BUILD {
@@ -39,11 +41,14 @@ constexpr int64_t kQueryHeads = 64, kUnitBytes = 200 << 10;
 // Values of units that wait to be joined; further rows keep none.
 constexpr int64_t kMaxParts = 1 << 24;
 constexpr int64_t kTasksPerThread = 4;
+// Tasks of a thread that lists of units are cut into: the last of them is what a thread waits for.
+constexpr int64_t kSlicesPerThread = 8;
 // What it takes to join a unit to those before it, beside its values, in multiply-adds.
 constexpr int64_t kJoinWork = 300;
-// Keys of a part of a unit, of narrow heads and of wide ones: turned, they stay in the first-level
-// cache.
-constexpr int64_t kPartKeys = 32, kWidePartKeys = 16, kNarrowHead = 128;
+// Keys of a part of a unit, and the fewer where so many would not stay in the first-level cache, turned.
+constexpr int64_t kPartKeys = 32, kWidePartKeys = 16, kTurnedBytes = 16 << 10;
+// Keys whose values are mixed before sums rest in memory.
+constexpr int64_t kMixKeys = 64;
 
 // What a row has found in some of its keys: the highest score and the sum of e^(score - top).
 struct Found {
@@ -99,69 +104,6 @@ inline void finish_row(Found own, float* values, const float* sink, int64_t widt
   }
 }
 
-// Turns `count` rows of keys so that lanes are keys: turned [width, ceil(count / kLanes) * kLanes].
-// What fills up a vector is the last key again.
-template <typename T>
-inline void turn_keys(const T* const* keys, int64_t count, int64_t width, float* turned) {
-  const int64_t stride = ceil_div(count, kLanes) * kLanes;
-  for (int64_t k = 0; k < stride; k += 8) {
-    const T* own[8];
-    for (int64_t i = 0; i < 8; ++i) own[i] = keys[std::min(k + i, count - 1)];
-    float* out = turned + k;
-    int64_t at = 0;
-    for (; at + 8 <= width; at += 8) {
-      transpose_eight(own, out + at * stride, stride);
-      for (const T*& row : own) row += 8;
-    }
-    for (; at < width; ++at) {
-      for (int64_t i = 0; i < 8; ++i) out[at * stride + i] = widen_value(*own[i]++);
-    }
-  }
-}
-
-// Scores of R rows and V vectors of turned keys: a chain each, along the width.
-template <int R, int V>
-inline void score_tile(const float* const* x, int64_t width, const float* turned, int64_t stride,
-                       float* const* y) {
-  Vec sums[R * V];
-  each<R * V>([&](auto i) VN_NOW { sums[i] = zero(); });
-  for (int64_t at = 0; at < width; ++at, turned += stride) {
-    Vec keys[V];
-    each<V>([&](auto v) VN_NOW { keys[v] = load(turned + v * kLanes); });
-    each<R>([&](auto r) VN_NOW {
-      const Vec query = fill(x[r][at]);
-      each<V>([&](auto v) VN_NOW { sums[r * V + v] = fma(query, keys[v], sums[r * V + v]); });
-    });
-  }
-  each<R * V>([&](auto i) VN_NOW { store(y[i / V] + i % V * kLanes, sums[i]); });
-}
-
-// y[r][first + k] = x[r] . key k for turned keys, whole vectors of them.
-inline void score_keys(const float* const* x, int64_t rows, const float* turned, int64_t count,
-                       int64_t width, float* const* y, int64_t first) {
-  const int64_t stride = ceil_div(count, kLanes) * kLanes;
-  int64_t k = 0;
-  const auto score = [&](auto rows_of_tile, auto vectors) {
-    each_tile<rows_of_tile>(rows, [&](auto height, int64_t r) {
-      float* out[height];
-      for (int i = 0; i < height; ++i) out[i] = y[r + i] + first + k;
-      score_tile<height, vectors>(x + r, width, turned + k, stride, out);
-    });
-    k += vectors * kLanes;
-  };
-  using One = std::integral_constant<int, 1>;
-  using Two = std::integral_constant<int, 2>;
-  while (stride - k >= 2 * kLanes) score(std::integral_constant<int, kScoreRows>{}, Two{});
-  if (k < stride) score(std::integral_constant<int, 2 * kScoreRows>{}, One{});
-}
-
-// Reads a byte of each cache line, so that it is near when it is used: in the order in which lines
-// lie, as processors foresee. Asking for lines costs more than it gains on some of them.
-inline void touch_lines(const char* data, int64_t bytes) {
-  const volatile char* own = data;
-  for (int64_t i = 0; i < bytes; i += 64) static_cast<void>(own[i]);
-}
-
 // Where a head's keys lie in a row, its values, and how many values of each are read.
 struct HeadColumns {
   int64_t keys, values, width;
@@ -181,17 +123,16 @@ class KeyRows {
   void add_own(const char* row) { own_.push_back(row); }
   int64_t size() const { return static_cast<int64_t>(stored_.size() + own_.size()); }
 
-  // Has stored keys and values of begin .. end - 1 near.
-  void touch(int64_t begin, int64_t end, const HeadColumns& columns) const {
-    end = std::min(end, static_cast<int64_t>(stored_.size()));
+  // What lies in memory of keys begin .. end - 1, and of their values.
+  RowsAhead::Pieces find_pieces(int64_t begin, int64_t end, const HeadColumns& columns) const {
+    const int64_t num_stored = static_cast<int64_t>(stored_.size());
+    begin = std::min(begin, num_stored);
+    end = std::min(end, num_stored);
     const int64_t size = value_bytes(cache_->kind);
-    const int64_t scales = cache_->kind == VN_INT8 ? scale_offset(*cache_, 0) : 0;
-    for (int64_t k = begin; k < end; ++k) {
-      touch_lines(stored_[k] + columns.keys * size, columns.width * size);
-      if (columns.values == columns.keys) continue;
-      touch_lines(stored_[k] + columns.values * size, columns.width * size);
-      if (scales != 0) touch_lines(stored_[k] + scales, 1);
-    }
+    const bool has_values = columns.values != columns.keys;
+    return {stored_.data() + begin, end - begin, columns.keys * size,
+            has_values ? columns.values * size : 0, columns.width * size,
+            cache_->kind == VN_INT8 ? scale_offset(*cache_, 0) : 0};
   }
 
   // Multiplies values of keys begin .. begin + count - 1 of `lot` rows by the keys' scales of a head,
@@ -517,7 +458,7 @@ class UnitAttention {
     const int64_t num_deep = static_cast<int64_t>(plan_->deep.size());
     const bool is_brief = is_short(pool_, plan_->work);
     const int64_t threads = is_brief ? 1 : pool_.num_threads();
-    const int64_t slices = std::min(num_items, threads == 1 ? 1 : kTasksPerThread * threads);
+    const int64_t slices = std::min(num_items, threads == 1 ? 1 : kSlicesPerThread * threads);
     const auto run_task = [&](int64_t i) {
       if (i < num_deep) {
         attend_deep(plan_->deep[i]);
@@ -580,7 +521,7 @@ class UnitAttention {
     return {keys.span.row + i, low, high, nullptr, nullptr, 0};
   }
 
-  // Each item's keys are listed while the one before is done, which asks for them.
+  // Each item's keys are listed while the one before is done, which has the first of them near.
   void attend_items(int64_t first, int64_t end) {
     thread_local KeyRows lists[2];
     collect(plan_->items[first], lists[0]);
@@ -708,7 +649,7 @@ class UnitAttention {
   // heads of one group.
   void attend_unit(const std::vector<Query>& queries, KeyRows& rows, int64_t head,
                    int64_t num_heads, const Ahead& ahead) {
-    thread_local Floats scores, scale, turned;
+    thread_local Floats scores, scale;
     thread_local std::vector<const float*> x, weights;
     thread_local std::vector<float*> y, out;
     const int64_t d = layer_->head_dim, count = rows.size();
@@ -732,16 +673,25 @@ class UnitAttention {
     const int64_t kv_head = head / group_, num_kv_heads = ceil_div(num_heads, group_);
     const int64_t lot = total / num_kv_heads;
     const HeadColumns columns = find_columns(kv_head, num_kv_heads);
-    const int64_t size = d <= kNarrowHead ? kPartKeys : kWidePartKeys;
-    if (static_cast<int64_t>(turned.size()) < size * d) turned.resize(size * d);
-    rows.touch(0, size, columns);
+    const int64_t most_bytes = layer_->cache.kind == VN_INT8 ? 4 : value_bytes(layer_->cache.kind);
+    const int64_t size = kPartKeys * d * most_bytes <= kTurnedBytes ? kPartKeys : kWidePartKeys;
+    const int64_t key_work = d * num_kv_heads / kTurnedAtOnce + d * total / kLanes;
+    RowsAhead near;
+    near.start(rows.find_pieces(0, size, columns), 0);
     rows.each_part(size, [&](int64_t begin, int64_t keys, auto&& list) {
+      near.read_rest();
       const int64_t next = begin + keys;
-      rows.touch(next, next + size, columns);
-      if (next == count && ahead.rows != nullptr) ahead.rows->touch(0, size, ahead.columns);
+      if (next < count || ahead.rows == nullptr) {
+        near.start(rows.find_pieces(next, next + size, columns), keys * key_work);
+      } else {
+        near.start(ahead.rows->find_pieces(0, size, ahead.columns), keys * key_work);
+      }
       for (int64_t h = 0; h < num_kv_heads; ++h) {
-        turn_keys(list(columns.keys + h * d), keys, d, turned.data());
-        score_keys(x.data() + h * lot, lot, turned.data(), keys, d, y.data() + h * lot, begin);
+        const auto own = list(columns.keys + h * d);
+        using Value = std::remove_cv_t<std::remove_reference_t<decltype(**own)>>;
+        auto* lanes = take_turned<Turned<Value>>(size * d);
+        turn_keys(own, keys, d, lanes, near);
+        score_keys(x.data() + h * lot, lot, lanes, keys, d, y.data() + h * lot, begin, near);
         rows.scale(begin, keys, kv_head + h, lot, y.data() + h * lot);
       }
     });
@@ -749,7 +699,8 @@ class UnitAttention {
       const Query& query = queries[i % num_queries];
       query.found[i / num_queries] = weigh(y[i], query.low, query.high, count);
     }
-    rows.each_part(size, [&](int64_t begin, int64_t keys, auto&& list) {
+    near.read_rest();
+    rows.each_part(kMixKeys, [&](int64_t begin, int64_t keys, auto&& list) {
       for (int64_t i = 0; i < total; ++i) weights[i] = y[i] + begin;
       for (int64_t h = 0; h < num_kv_heads; ++h) {
         rows.scale(begin, keys, layer_->num_kv_heads + kv_head + h, lot, y.data() + h * lot);
