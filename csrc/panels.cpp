@@ -24,25 +24,36 @@ VN_INLINE void load_group(const WidenedScales& widened, int64_t g, int first, Ve
   });
 }
 
-// Adds a chain to what came before it; sums: rows of kPanel.
-template <int R, int C>
-VN_INLINE void close_chain(const Vec* chain, bool is_first, int first, float* sums) {
-  each<R * C>([&](auto i) VN_NOW {
-    float* own = sums + (i / C) * kPanel + (first + i % C) * kLanes;
-    store(own, is_first ? chain[i] : add(load(own), chain[i]));
-  });
-}
+// Where sums of a panel go.
+struct PanelSums {
+  float* sums;        // rows of kPanel
+  float* const* out;  // the last chain's, of each row; null: to the others
+  bool is_first;
+
+  // Adds a chain to what came before it.
+  template <int R, int C>
+  VN_INLINE void close_chain(const Vec* chain, int64_t row, int first) const {
+    each<R>([&](auto r) VN_NOW {
+      const float* before = sums + (row + r) * kPanel + first * kLanes;
+      float* own = (out == nullptr ? sums + (row + r) * kPanel : out[row + r]) + first * kLanes;
+      each<C>([&](auto c) VN_NOW {
+        const Vec next = chain[r * C + c];
+        store(own + c * kLanes, is_first ? next : add(load(before + c * kLanes), next));
+      });
+    });
+  }
+};
 
 // Vectors whose codes are decoded side by side. With one row each has one chain, of which every step waits
 // for the one before it: there they are as many as registers hold.
 template <int R, int C>
 constexpr int kBesideVecs = R == 1 && kPanelTileVecs == C ? C : C % 2 == 0 ? 2 : 1;
 
-// One chain of sums[r] = x[r] . the outputs of C vectors, decoded in registers: for as many rows as
+// One chain of sums[row + r] = x[r] . the outputs of C vectors, decoded in registers: for as many rows as
 // one tile has.
 template <int Kind, bool kHasOffset, int R, int C, CodeFetch kAsks>
 inline void dot_coded(const float* const* x, const PanelView& panel, const WidenedScales& widened,
-                      int64_t begin, int64_t end, int first, float* sums) {
+                      int64_t begin, int64_t end, int first, const PanelSums& sums, int64_t row) {
   constexpr int kCodes = kUnitCodes<Kind>;
   const int64_t group_units = panel.m.group / kCodes;
   const Codebook<Kind> codebook(panel.m.codebook);
@@ -88,7 +99,7 @@ inline void dot_coded(const float* const* x, const PanelView& panel, const Widen
       });
     });
   }
-  close_chain<R, C>(chain, begin == 0, first, sums);
+  sums.close_chain<R, C>(chain, row, first);
 }
 
 // Widens inputs begin .. end - 1 of C vectors: out [end - begin, C, 16].
@@ -124,7 +135,7 @@ inline void decode_panel(const PanelView& panel, const WidenedScales& widened, i
 // One chain over widened weights [count, C, 16].
 template <int R, int C>
 inline void dot_widened(const float* const* x, const float* weights, int64_t begin, int64_t count,
-                        int first, float* sums) {
+                        int first, const PanelSums& sums, int64_t row) {
   Vec chain[R * C];
   const float* inputs[R];
   each<R>([&](auto r) VN_NOW { inputs[r] = x[r] + begin; });
@@ -137,29 +148,22 @@ inline void dot_widened(const float* const* x, const float* weights, int64_t beg
       each<C>([&](auto c) VN_NOW { chain[r * C + c] = fma(input, own[c], chain[r * C + c]); });
     });
   }
-  close_chain<R, C>(chain, begin == 0, first, sums);
+  sums.close_chain<R, C>(chain, row, first);
 }
 
 // The same for any number of rows, of which a chain's weights are widened once for all.
-template <int Kind, bool kHasOffset>
+template <int Kind, bool kHasOffset, int C>
 inline void dot_decoded(const float* const* x, int64_t rows, const PanelView& panel,
-                        const WidenedScales& widened, int64_t begin, int64_t end, float* sums) {
-  constexpr int C = kPanelTileVecs;
+                        const WidenedScales& widened, int64_t begin, int64_t end, const PanelSums& sums) {
   thread_local Floats weights;
   weights.resize((kChain + kUnitCodes<Kind>)*C * kLanes);
-  for (int first = 0; first < kPanelVecs; first += C) {
+  for (int first = panel.first_vec; first < panel.end_vec; first += C) {
     decode_panel<Kind, kHasOffset, C>(panel, widened, first, begin, end, weights.data());
     each_tile<kPanelTileRows>(rows, [&](auto height, int64_t row) {
-      dot_widened<height, C>(x + row, weights.data(), begin, end - begin, first, sums + row * kPanel);
+      dot_widened<height, C>(x + row, weights.data(), begin, end - begin, first, sums, row);
     });
   }
 }
-
-// Rows of a tile whose weights are decoded in registers, of which wide tiles find 32, and of all such tiles:
-// weights for more rows are decoded once, to memory.
-constexpr bool kHasWideTiles = kPanelTileVecs > 1;
-constexpr int kCodedRows = kHasWideTiles ? 2 * kFewPanelRows : kPanelTileRows;
-constexpr int kMostCodedRows = kHasWideTiles ? 2 * kCodedRows : kCodedRows;
 
 // Vectors of such a tile: the higher, the fewer, so that its sums stay in registers.
 template <int R>
@@ -168,32 +172,39 @@ constexpr int kCodedVecs = R == 1               ? kFewVecs
                            : R <= kFewPanelRows ? kPanelTileVecs
                                                 : std::max(kPanelTileVecs / 2, 1);
 
-// sums [rows, 64] = x . all outputs of a panel; at most kPanelRows rows.
+// all [rows, 64] = x . the outputs of a panel that it is asked for, or of each row to out, if that is not
+// null; at most kPanelRows rows.
 template <int Kind, bool kHasOffset>
 inline void dot_panel(const float* const* x, int64_t rows, const PanelView& panel, const Units& units,
-                      float* sums) {
+                      float* all, float* const* out) {
   thread_local WidenedScales widened;
   for (int64_t begin = 0; begin < panel.cols; begin += kChain) {
     const int64_t end = std::min(panel.cols, begin + kChain);
+    const PanelSums sums = {all, end == panel.cols ? out : nullptr, begin == 0};
     widened.widen(panel, begin / panel.m.group, ceil_div(end, panel.m.group));
     const auto run_few = [&](auto height, int64_t row) VN_NOW {
       constexpr int C = kCodedVecs<height>;
-      for (int first = 0; first < kPanelVecs; first += C) {
+      for (int first = panel.first_vec; first < panel.end_vec; first += C) {
         const float* const* own = x + row;
-        float* out = sums + row * kPanel;
         if constexpr (kMayFetchAlone && height == 1) {
           if (units.fetches_alone) {
-            dot_coded<Kind, kHasOffset, height, C, kFetchNone>(own, panel, widened, begin, end, first, out);
+            dot_coded<Kind, kHasOffset, height, C, kFetchNone>(own, panel, widened, begin, end, first, sums,
+                                                               row);
             continue;
           }
         }
-        dot_coded<Kind, kHasOffset, height, C, kFetchNext>(own, panel, widened, begin, end, first, out);
+        dot_coded<Kind, kHasOffset, height, C, kFetchNext>(own, panel, widened, begin, end, first, sums, row);
       }
     };
     // What takes many steps to decode is decoded once for several rows.
     constexpr int kFew = kIsLow<Kind> ? 1 : kCodedRows;
     if (rows > (kIsLow<Kind> ? 1 : kMostCodedRows)) {
-      dot_decoded<Kind, kHasOffset>(x, rows, panel, widened, begin, end, sums);
+      constexpr int C = kPanelTileVecs;
+      if (C > kLeastVecs && (panel.end_vec - panel.first_vec) % C != 0) {
+        dot_decoded<Kind, kHasOffset, kLeastVecs>(x, rows, panel, widened, begin, end, sums);
+      } else {
+        dot_decoded<Kind, kHasOffset, C>(x, rows, panel, widened, begin, end, sums);
+      }
       continue;
     }
     // Tiles of about the same height: one row alone takes as long as three among others.
@@ -266,6 +277,7 @@ void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t
   thread_local Floats sums, gathered;
   sums.resize(kPanelRows * kPanel);
   const float* inputs[kPanelRows];
+  float* out[kPanelRows];
   std::copy_n(x, rows, inputs);
   if (own.order != nullptr) {
     gathered.resize(rows * m.cols);
@@ -279,9 +291,18 @@ void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t
     for (int64_t at = row; at < row + count;) {
       const int64_t panel = at / kPanel, start = at - panel * kPanel;
       const int64_t size = std::min(kPanel - start, row + count - at);
-      dot_panel<kind, has_offset>(inputs, rows, PanelView(m, panel), units, sums.data());
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(y[r] + first + at - row, sums.data() + r * kPanel + start, sizeof(float) * size);
+      PanelView view(m, panel);
+      if (can_take_parts(rows)) {
+        constexpr int64_t kLeast = kLeastVecs * kLanes;
+        view.first_vec = static_cast<int>(start / kLeast) * kLeastVecs;
+        view.end_vec = static_cast<int>(ceil_div(start + size, kLeast)) * kLeastVecs;
+      }
+      const bool is_whole =
+          start == view.first_vec * kLanes && start + size == view.end_vec * kLanes;
+      for (int64_t r = 0; r < rows; ++r) out[r] = y[r] + first + at - row - start;
+      dot_panel<kind, has_offset>(inputs, rows, view, units, sums.data(), is_whole ? out : nullptr);
+      for (int64_t r = 0; r < rows && !is_whole; ++r) {
+        std::memcpy(out[r] + start, sums.data() + r * kPanel + start, sizeof(float) * size);
       }
       at += size;
     }

@@ -27,8 +27,21 @@ constexpr int kPanel = 64, kPanelVecs = kPanel / kLanes;
 constexpr int64_t kChain = 256;
 // Mantissas of e4m3.
 constexpr int64_t kSteps = 8;
-// Rows of inputs whose sums of a panel are kept at a time.
-constexpr int64_t kPanelRows = 96;
+// Rows of inputs that meet the same decoded weights: their part of a chain stays in the second-level cache.
+constexpr int64_t kPanelRows = 252;
+// Rows of a tile whose weights are decoded in registers, of which wide tiles find 32, and of all such tiles:
+// weights for more rows are decoded once, to memory.
+constexpr bool kHasWideTiles = kPanelTileVecs > 1;
+constexpr int kCodedRows = kHasWideTiles ? 2 * kFewPanelRows : kPanelTileRows;
+constexpr int kMostCodedRows = kHasWideTiles ? 2 * kCodedRows : kCodedRows;
+
+// Vectors of which a part of a panel is a whole number, and whether one takes less time than the panel: few rows
+// read codes as one stream.
+constexpr int kLeastVecs = std::min(kPanelTileVecs, kPanelVecs / 2);
+constexpr bool can_take_parts(int64_t rows) {
+  return rows > kMostCodedRows || rows / ceil_div(rows, kCodedRows) > kFewPanelRows;
+}
+
 // What a product asks for beside the codes that it reads, which are one stream: nothing, what is
 // multiplied next, or what comes long after that, into the second-level cache. Then pages begin unasked.
 enum CodeFetch { kFetchNone, kFetchNext, kFetchLater };
@@ -89,6 +102,8 @@ inline int scale_bytes(int32_t kind) {
 struct PanelView {
   const vn_panels& m;
   int64_t cols, units, words, groups, factors, index;
+  // Vectors of outputs that somebody asks for, from first_vec on.
+  int first_vec = 0, end_vec = kPanelVecs;
 
   PanelView(const vn_matrix& matrix, int64_t panel)
       : m(*static_cast<const vn_panels*>(matrix.data)),
@@ -187,14 +202,14 @@ struct PanelView {
     for (int64_t begin = 0; begin < count;) {
       const int64_t factor = own == nullptr ? 0 : (g + begin) / m.factor_groups;
       const int64_t end = own == nullptr ? count : std::min(count, (factor + 1) * m.factor_groups - g);
-      each<kPanelVecs>([&](auto vec) VN_NOW {
-        constexpr int lane = vec * kLanes;
+      for (int vec = first_vec; vec < end_vec; ++vec) {
+        const int lane = vec * kLanes;
         const int64_t factor_at = (index * factors + factor) * kPanel + lane;
         const Vec wide = own == nullptr ? zero() : load_half(own + factor_at);
         for (int64_t i = begin; i < end; ++i) {
           body(i * kPanel + lane, (index * groups + g + i) * kPanel + lane, wide);
         }
-      });
+      }
       begin = end;
     }
   }
@@ -257,7 +272,7 @@ class WholeScales {
   int64_t first_ = 0, first_factor_ = 0, fan_ = 1;
 };
 
-// Products with outputs row .. row + count - 1 of a packed matrix, at most kPanelRows rows;
+// Products with outputs row .. row + count - 1 of a packed matrix, at most kPanelRows rows of inputs;
 // y[r][first + i] is output row + i.
 void dot_panels(const float* const* x, int64_t rows, const vn_matrix& m, int64_t row, int64_t count,
                 float* const* y, int64_t first, const Units& units);

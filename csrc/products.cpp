@@ -395,37 +395,76 @@ inline void multiply_part(const Product& p, Prepared prepared, const Units& unit
   if (uses_tiles) release_tiles();
 }
 
+// The parts of a matrix, or itself.
+struct Parts {
+  const vn_matrix *begin, *end;
+
+  explicit Parts(const vn_matrix& m)
+      : begin(m.kind == VN_PARTS ? static_cast<const vn_matrix*>(m.data) : &m),
+        end(m.kind == VN_PARTS ? begin + m.group : begin + 1) {}
+
+  template <typename Test>
+  bool are_all(Test&& test) const { return std::all_of(begin, end, test); }
+};
+
 // Outputs that are multiplied together: chunks hold whole ones.
 inline int64_t find_column_step(const vn_matrix& m) {
   const auto is_packed = [](const vn_matrix& part) {
     return part.kind == VN_PANELS || part.kind == VN_BF16_PANELS;
   };
-  if (m.kind != VN_PARTS) return is_packed(m) ? kPanel : kColumns;
-  const vn_matrix* parts = static_cast<const vn_matrix*>(m.data);
-  if (std::all_of(parts, parts + m.group, is_packed)) return kPanel;
-  return std::any_of(parts, parts + m.group, is_packed) ? 3 * kPanel : kColumns;  // and 16 times kColumns
+  const Parts parts(m);
+  if (parts.are_all(is_packed)) return kPanel;
+  return std::any_of(parts.begin, parts.end, is_packed) ? 3 * kPanel : kColumns;  // and 16 times kColumns
+}
+
+// Whether all of a matrix is packed and meets inputs as they are.
+inline bool is_coded(const vn_matrix& m) {
+  return Parts(m).are_all([](const vn_matrix& part) {
+    return part.kind == VN_PANELS && input_form(part) == kAsTheyAre;
+  });
 }
 
 // The form of all parts of a matrix; of several, none.
 inline InputForm common_form(const vn_matrix& m) {
-  if (m.kind != VN_PARTS) return input_form(m);
-  const vn_matrix* parts = static_cast<const vn_matrix*>(m.data);
-  const InputForm first = input_form(parts[0]);
-  const auto is_other = [&](const vn_matrix& part) { return input_form(part) != first; };
-  return std::any_of(parts, parts + m.group, is_other) ? kAsTheyAre : first;
+  const Parts parts(m);
+  const InputForm first = input_form(*parts.begin);
+  const auto is_alike = [&](const vn_matrix& part) { return input_form(part) == first; };
+  return parts.are_all(is_alike) ? first : kAsTheyAre;
 }
+
+// Whether threads share so many chunks better in halves, which take a little more than half as long.
+inline bool shares_halves_better(const ThreadPool& pool, int64_t chunks) {
+  const int64_t threads = pool.num_threads();
+  return 33 * ceil_div(2 * chunks, threads) < 64 * ceil_div(chunks, threads);
+}
+
+// Rows of half a block of rounded inputs, at least.
+constexpr int64_t kHalfBlockRows = 48;
 
 // Rows of a product that are multiplied at a time.
 inline int64_t find_block_rows(const ThreadPool& pool, const Product& p) {
+  // Codes are made floats, or bytes, of once for a block: blocks are alike, in whole tiles.
+  const auto cut = [&](int64_t blocks, int64_t tile) {
+    return std::max<int64_t>(1, ceil_div(ceil_div(p.num_rows, std::max<int64_t>(1, blocks)), tile)) * tile;
+  };
+  if (is_coded(*p.matrix)) return cut(ceil_div(p.num_rows, kPanelRows), kPanelTileRows);
   const InputForm form = common_form(*p.matrix);
   const bool takes_more = form == kToBytes || (form == kToBf16 && pool.units().tiles);
   if (!takes_more) return kBlockRows;
   const int64_t most = std::clamp(kRoundedInputs / std::max<int64_t>(1, p.matrix->cols) / 32 * 32,
                                   kBlockRows, kMostBlockRows);
   if (form == kToBf16) return most;
-  // Codes are made bytes of once for a block: blocks are alike, in whole tiles of four and of six rows.
-  const int64_t blocks = std::max<int64_t>(1, ceil_div(p.num_rows, most));
-  return std::min(most, ceil_div(ceil_div(p.num_rows, blocks), 12) * 12);
+  int64_t blocks = ceil_div(p.num_rows, most);
+  const bool can_halve = p.num_rows >= 2 * kHalfBlockRows * blocks;
+  if (can_halve && shares_halves_better(pool, ceil_div(p.num_columns, kPanel) * blocks)) blocks *= 2;
+  return std::min(most, cut(blocks, 12));  // tiles of four and of six rows
+}
+
+// Outputs of a chunk that is a panel, or of half of one.
+inline int64_t find_panel_columns(const ThreadPool& pool, const Product& p, int64_t row_blocks,
+                                  int64_t block_rows) {
+  if (!can_take_parts(std::min(p.num_rows, block_rows)) || !is_coded(*p.matrix)) return kPanel;
+  return shares_halves_better(pool, ceil_div(p.num_columns, kPanel) * row_blocks) ? kPanel / 2 : kPanel;
 }
 
 // What it takes to round an input, in multiply-adds.
@@ -577,7 +616,9 @@ void multiply_all(ThreadPool& pool, const Product* products, size_t count) {
     int64_t columns = std::max<int64_t>(kColumns, chunk_work / per_column);
     const int64_t step = find_column_step(*p.matrix);
     columns = (columns + step - 1) / step * step;
-    const Cut cut = {block_rows, (p.num_rows + block_rows - 1) / block_rows, columns,
+    const int64_t row_blocks = ceil_div(p.num_rows, block_rows);
+    if (columns == kPanel && count == 1) columns = find_panel_columns(pool, p, row_blocks, block_rows);
+    const Cut cut = {block_rows, row_blocks, columns,
                      (p.num_columns + columns - 1) / columns, num_chunks};
     num_chunks += cut.row_blocks * cut.column_blocks;
     cuts.push_back(cut);

@@ -275,6 +275,10 @@ def test_rows_of_several_blocks_are_those_they_are_alone() -> None:
             alone = torch.empty(1, stack.num_rows)
             context.matmul(BINDER.rows(stack), x[row : row + 1], alone)
             assert torch.equal(output[row], alone[0]), (build, row)
+        # Three threads share four panels better in halves of a block.
+        halves = torch.empty(200, stack.num_rows)
+        make_context(3, build).matmul(BINDER.rows(stack), x[:200], halves)
+        assert torch.equal(halves, output[:200]), build
 
 
 def test_groups_beyond_a_sum_of_32_bits_take_inputs_whole() -> None:

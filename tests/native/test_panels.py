@@ -246,3 +246,18 @@ def test_packed_and_plain_parts_are_one_matrix() -> None:
         alone = torch.empty(1, 283)
         context.matmul(BINDER.rows(stack), x[i : i + 1], alone)
         assert torch.equal(alone[0], output[i])
+
+
+@pytest.mark.parametrize("build", builds())
+def test_threads_that_share_panels_find_what_one_finds(build: str) -> None:
+    # Five panels: two threads take halves, of which some begin within a part's panel.
+    parts = make_packed("int4", 70, 520, 32), make_packed("int3", 200, 520, 16, "k")
+    stack = StackedRows(*parts)
+    matrix = BINDER.rows(stack)
+    x = torch.randn(260, 520, generator=torch.Generator().manual_seed(1))
+    alone = torch.empty(260, 270)
+    make_context(1, build).matmul(matrix, x, alone)
+    for count in (5, 9, 10, 17, 260):
+        shared = torch.full((count, 270), torch.nan)
+        make_context(2, build).matmul(matrix, x[:count], shared)
+        assert torch.equal(shared, alone[:count]), count
