@@ -147,6 +147,14 @@ def test_it_is_never_slower_than_no_drafts_and_near_the_best_number(
     assert seconds <= 1.2 * min(fixed.values()), fixed
 
 
+def test_one_that_repeats_itself_does_not_slow_down_one_that_does_not() -> None:
+    """All wait for a step's rows: the other would end later, alone."""
+    for name in ("between", "arithmetic"):
+        texts = [edited_text(random.Random(1)), TEXTS["nothing twice"](random.Random(1))]
+        seconds, _ = weighed(texts, COSTS[name])
+        assert seconds <= seconds_with(texts, COSTS[name], 0) / 0.98
+
+
 def test_edits_where_rows_are_cheap_are_far_faster() -> None:
     text = edited_text(random.Random(1))
     alone = seconds_with([text], COSTS["tiles of four"], 0)

@@ -1,15 +1,17 @@
 """How much to draft: what more rows cost a step against the tokens they are likely to bring.
 
-    rate(m) = (n + expected accepted drafts of the m best rows) / seconds(n + m)
+    rate of a request = (1 + its expected accepted drafts) / seconds(n + m)
 
-``n`` requests decode, each with one row and as many drafts as pay. What a draft is likely to bring
-falls with its depth, so rows are taken in that order, as many as make the rate the highest.
+``n`` requests decode, each with one row and as many drafts as pay, ``m`` in all. Those rows are
+taken with which the geometric mean of the rates is the highest: all requests wait for a row, so one
+that gains much must not slow down another that gains nothing.
 """
 
 from bisect import bisect, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import log
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -310,16 +312,19 @@ class DraftWeigher:
             drafts: What each request of the next step may draft, perhaps nothing.
             lengths: Tokens of each request.
         """
-        gains: list[tuple[float, str]] = []
+        rows: list[tuple[float, str]] = []
         for name, draft in drafts.items():
             told = self._foretold.get(name)
             chance = Chance() if told is None else told.chance
             self._foretold[name] = _Foretold(lengths[name], draft, chance)
             # Of a request that is new nothing is known.
             share = 0.0 if told is None else _OWN_SHARE
-            gains += [(gain, name) for gain in self._gains(draft, share, chance.value)]
+            num_tokens = 1.0
+            for gain in self._gains(draft, share, chance.value):
+                rows.append((log(1.0 + gain / num_tokens), name))
+                num_tokens += gain
         counts = dict.fromkeys(drafts, 0)
-        for _, name in self._take_best(len(drafts), gains):
+        for _, name in self._take_best(len(drafts), rows):
             counts[name] += 1
         self._num_unmeasured = self._num_unmeasured + 1 if any(counts.values()) else 0
         return counts
@@ -335,23 +340,30 @@ class DraftWeigher:
             yield gain
 
     def _take_best(
-        self, num_requests: int, gains: list[tuple[float, str]]
+        self, num_requests: int, rows: list[tuple[float, str]]
     ) -> Sequence[tuple[float, str]]:
-        """Return the drafted rows with which tokens come fastest."""
-        if not self.costs.knows(num_requests) or not gains:
+        """Return the drafted rows with which tokens come fastest.
+
+        Args:
+            num_requests: That decode.
+            rows: By how much each makes the logarithm of its request's tokens larger; those of a
+                request promise less and less.
+        """
+        if not self.costs.knows(num_requests) or not rows:
             return ()
         if self._num_unmeasured >= self._pause:
             self._pause = min(2 * self._pause, _LAST_PAUSE)
             return ()
-        gains.sort(key=lambda pair: -pair[0])
-        best = num_requests / self.costs.estimate(num_requests) * _LEAST_GAIN
-        num_tokens, count = float(num_requests), 0
-        for taken, (gain, _) in enumerate(gains, start=1):
-            num_tokens += gain
-            rate = num_tokens / self.costs.estimate(num_requests + taken)
-            if rate > best:
-                best, count = rate, taken
-        return gains[:count]
+        rows.sort(key=lambda row: -row[0])
+        alone = self.costs.estimate(num_requests)
+        best, count = num_requests * log(_LEAST_GAIN), 0
+        gained = 0.0
+        for taken, (gain, _) in enumerate(rows, start=1):
+            gained += gain
+            slowed = self.costs.estimate(num_requests + taken) / alone
+            if gained - num_requests * log(slowed) > best:
+                best, count = gained - num_requests * log(slowed), taken
+        return rows[:count]
 
     def _chance_of(self, kind: int) -> Chance:
         chance = self._chances.get(kind)
