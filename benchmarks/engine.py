@@ -107,7 +107,7 @@ def engine_generate(**settings: Any) -> Generate:
         max_model_len=4096,
         max_num_batched_tokens=2048,
         enable_prefix_caching=False,
-        **settings,
+        **{"speculative_config": {"method": "none"}, **settings},
     )
 
     def generate(prompts: list[list[int]], num_tokens: int) -> None:

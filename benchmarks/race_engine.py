@@ -36,6 +36,7 @@ def main() -> None:
         max_num_batched_tokens=max_model_len,
         kv_cache_memory_bytes=int(gib) << 30,
         disable_log_stats=True,
+        speculative_config={"method": "none"},
     )
 
     def spend(task: Mapping[str, Any], num_tokens: int) -> tuple[float, float]:

@@ -54,6 +54,7 @@ def answer(
         enable_prefix_caching=False,
         kv_cache_memory_bytes=256 << 20,
         max_logprobs=-1,
+        speculative_config={"method": "none"},
         **settings,
     )
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)

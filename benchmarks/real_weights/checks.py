@@ -39,11 +39,12 @@ class Report:
 
 
 def open_engine(path: Path, **options: Any) -> LLM:
-    """Return an engine over a file, with a pool that is the same everywhere."""
+    """Return an engine over a file, with a pool that is the same everywhere and no drafts."""
     settings: dict[str, Any] = {
         "block_size": BLOCK_SIZE,
         "max_model_len": _LENGTH,
         "kv_cache_memory_bytes": _POOL_BYTES,
+        "speculative_config": {"method": "none"},
     }
     return LLM(str(path), **settings | options)
 

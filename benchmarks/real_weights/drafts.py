@@ -24,7 +24,7 @@ from vllm import LLM, SamplingParams
 
 DRAFTERS: Mapping[str, Mapping[str, Any] | None] = MappingProxyType(
     {
-        "none": None,
+        "none": {"method": "none"},
         "three": {"method": "ngram", "num_speculative_tokens": 3},
         "weighed": {"method": "ngram"},
     }

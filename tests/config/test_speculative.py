@@ -70,7 +70,23 @@ def test_engine_args_hand_it_on() -> None:
     config = EngineArgs(speculative_config=raw).create_vllm_config()
     assert config.speculative_config is not None
     assert config.num_speculative_tokens == 2
-    assert EngineArgs().create_vllm_config().speculative_config is None
+    assert not config.may_draft
+
+
+def test_the_platform_may_choose_where_nobody_did() -> None:
+    for given, may_draft in (
+        ({}, True),
+        ({"speculative_config": {"method": "none"}}, False),
+        ({"async_scheduling": True}, False),
+    ):
+        config = EngineArgs(**given).create_vllm_config()  # type: ignore[arg-type]
+        assert config.speculative_config is None
+        assert config.may_draft == may_draft
+    # No drafts take no step ahead away.
+    both = EngineArgs(async_scheduling=True, speculative_config={"method": "none"})
+    assert both.create_vllm_config().scheduler_config.async_scheduling
+    unasked = SpeculativeConfig.unasked()
+    assert (unasked.weighs_drafts, unasked.is_unasked, unasked.most_requests) == (True, True, 2)
 
 
 def write_config(folder: Path, **more: Any) -> str:

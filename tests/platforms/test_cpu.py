@@ -15,6 +15,7 @@ from vllm.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.exceptions import ConfigError
@@ -158,3 +159,14 @@ def test_prompts_share_a_step_as_long_as_it_stays_short(monkeypatch: pytest.Monk
     assert choose({"model_type": "qwen3_moe", "num_experts": 128}) is None
     assert choose({"text_config": {"num_local_experts": 8}}) is None
     assert choose({"text_config": {"num_local_experts": None}}) == 128
+
+
+def test_drafts_are_made_unasked_by_one_workers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(num_workers: int = 1) -> SpeculativeConfig | None:
+        parallel = ParallelConfig(tensor_parallel_size=num_workers)
+        return CpuPlatform().default_drafts(VllmConfig(parallel_config=parallel))
+
+    assert choose() == SpeculativeConfig.unasked()
+    assert choose(num_workers=2) is None
+    monkeypatch.setenv("VLLM_NATIVE", "0")
+    assert choose() is None

@@ -1,7 +1,8 @@
 """Speculative decoding: which drafter, and how much it drafts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from vllm.exceptions import ConfigError
@@ -18,6 +19,10 @@ _GGUF = ".gguf"
 STALE_ROWS = ("rebuild", "keep", "drop")
 _NUMBERS = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 _KEYS = ("method", "model", *_NUMBERS, "stale_row")
+# Asks for no drafts where there would be some.
+NO_DRAFTS = MappingProxyType({"method": "none"})
+# Where nobody asked, steps of more requests draft nothing.
+_UNASKED_REQUESTS = 2
 
 
 @dataclass
@@ -34,6 +39,8 @@ class SpeculativeConfig:
         prompt_lookup_min: ngram: fewest last tokens that must match.
         weighs_drafts: ngram: whether each step drafts only as much as pays. Asked for by leaving
             ``num_speculative_tokens`` out.
+        most_requests: Where drafts are weighed: steps of more requests draft nothing; None: any do.
+        is_unasked: Whether nobody asked for drafts: they are made only where none changes a bit.
         stale_row: mtp: what becomes, after a prefix hit, of the drafter's one row that another next
             token made: "rebuild" makes it anew, "keep" leaves it, "drop" shortens the hit.
     """
@@ -46,6 +53,8 @@ class SpeculativeConfig:
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
     weighs_drafts: bool = False
+    most_requests: int | None = None
+    is_unasked: bool = False
     stale_row: str = "rebuild"
 
     def __post_init__(self) -> None:
@@ -129,6 +138,12 @@ class SpeculativeConfig:
         elif "prompt_lookup_min" in values:
             values["prompt_lookup_max"] = max(4, values["prompt_lookup_min"])
         return cls(**{**values, "method": method})
+
+    @classmethod
+    def unasked(cls) -> "SpeculativeConfig":
+        """Return what drafts where nobody said what does."""
+        config = cls.from_dict({"method": "ngram"})
+        return replace(config, most_requests=_UNASKED_REQUESTS, is_unasked=True)
 
     @property
     def drafts_file(self) -> str | None:

@@ -38,6 +38,8 @@ class VllmConfig:
     load_config: LoadConfig = field(default_factory=LoadConfig)
     kv_transfer_config: KVTransferConfig | None = None
     speculative_config: SpeculativeConfig | None = None
+    # Whether the platform may choose what drafts: nobody asked for drafts, or for none.
+    may_draft: bool = False
     ec_transfer_config: ECTransferConfig | None = None
     kv_events_config: KVEventsConfig | None = None
     attention_config: AttentionConfig = field(default_factory=AttentionConfig)

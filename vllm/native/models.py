@@ -62,7 +62,7 @@ def make_native_model(
     latent = _LATENT_MODELS.get(type(model))
     if latent is not None:
         own = latent(model, layout, kv_caches, context, releases=releases)
-        return StepModel(own, build_native_tables, draw, forbid_tokens=forbid)
+        return StepModel(own, build_native_tables, draw, forbid_tokens=forbid, has_same_bits=True)
     decoder = NativeDecoder(model, layout, kv_caches, context, releases=releases)
     settle = decoder.settle_drafts if model.config.recurrences else None
     return StepModel(
@@ -73,6 +73,7 @@ def make_native_model(
         forbid,
         runs_drafter=True,
         takes_pictures=True,
+        has_same_bits=True,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm import envs
+from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.logger import init_logger
 from vllm.platforms.host_cpus import bind_to, count_usable_cores, parse_binding
@@ -73,6 +74,11 @@ class CpuPlatform(Platform):
         told = (envs.OMP_NUM_THREADS or "").split(",")[0].strip()
         is_told = told.isdecimal() and int(told) > 0
         return _JOINT_PROMPT_TOKENS * (int(told) if is_told else count_usable_cores())
+
+    def default_drafts(self, config: VllmConfig) -> SpeculativeConfig | None:
+        """Return lookups that draft as much as pays, one worker's kernels running the model."""
+        runs = envs.VLLM_NATIVE and config.parallel_config.world_size == 1
+        return SpeculativeConfig.unasked() if runs else None
 
     def check_before_load(self, config: VllmConfig) -> None:
         """See ``Platform``; also refuses a GGUF file whose weights this machine cannot hold.

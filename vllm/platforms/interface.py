@@ -21,7 +21,7 @@ from vllm.utils.gguf_file import is_gguf
 if TYPE_CHECKING:
     import torch
 
-    from vllm.config import VllmConfig
+    from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.model_executor.layers.quantization import WeightQuantization
     from vllm.model_executor.layers.quantization.gguf_blocks import BlockPacker
     from vllm.model_executor.towers.kernels import KernelMaker
@@ -111,6 +111,11 @@ class Platform(ABC):
 
     def default_joint_prompt_tokens(self, config: VllmConfig) -> int | None:
         """Return the tokens that several prompts may have in a step together; None: any number."""
+        del config
+        return None
+
+    def default_drafts(self, config: VllmConfig) -> SpeculativeConfig | None:
+        """Return what drafts where nobody asked for drafts, or for none; None: nothing does."""
         del config
         return None
 

@@ -155,6 +155,58 @@ def test_one_that_repeats_itself_does_not_slow_down_one_that_does_not() -> None:
         assert seconds <= seconds_with(texts, COSTS[name], 0) / 0.98
 
 
+def test_more_requests_than_wanted_draft_nothing() -> None:
+    texts = [edited_text(random.Random(i)) for i in range(3)]
+    texts[2] = texts[2][: PROMPT + 20]
+    run = Run(texts, COSTS["memory"])
+    proposer = WeighedNgramProposer(NgramProposer(8, 1, 8), lambda: run.now, most_requests=2)
+
+    def propose(step: _Step) -> list[list[int]]:
+        return proposer.propose(cast(Any, step), torch.empty(0), {})
+
+    run.finish(propose)
+    assert not any(run.drafted[:20])
+    assert any(run.drafted[20:])
+    # What passed without a look is no step's time.
+    costs = proposer._weigher.costs
+    assert not costs.knows(3)
+    assert costs.estimate(2) == pytest.approx(COSTS["memory"](2), rel=0.05)
+
+
+def test_looks_that_do_not_pay_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes a fifth of a step, as with a tiny model."""
+    match, looks = NgramProposer.match, []
+
+    def run_dearly(text: list[int]) -> tuple[float, list[int]]:
+        run = Run([text], COSTS["between"])
+        looks.clear()
+
+        def look(self: NgramProposer, tokens: np.ndarray) -> Draft:
+            looks.append(len(tokens))
+            run.now += 0.2
+            return match(self, tokens)
+
+        monkeypatch.setattr(NgramProposer, "match", look)
+        proposer = WeighedNgramProposer(NgramProposer(8, 1, 8), clock=lambda: run.now)
+
+        def propose(step: _Step) -> list[list[int]]:
+            return proposer.propose(cast(Any, step), torch.empty(0), {})
+
+        run.finish(propose)
+        return run.now, run.drafted
+
+    rng = random.Random(7)
+    for text in (list(range(2 * PROMPT)), prose(rng)):
+        seconds, drafted = run_dearly(text)
+        assert seconds < 1.06 * seconds_with([text], COSTS["between"], 0)
+        assert len(looks) < len(drafted) / 4
+    # What begins to repeat itself is seen all the same.
+    quoted = random_text(rng, PROMPT)
+    _, drafted = run_dearly([*quoted, *range(1000, 1000 + PROMPT), *quoted])
+    assert not any(drafted[:PROMPT])
+    assert len(drafted) < 1.6 * PROMPT
+
+
 def test_edits_where_rows_are_cheap_are_far_faster() -> None:
     text = edited_text(random.Random(1))
     alone = seconds_with([text], COSTS["tiles of four"], 0)

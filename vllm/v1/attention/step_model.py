@@ -36,6 +36,7 @@ class StepModel:
         forbid_tokens: An ``edits.ForbidTokens``; None: torch applies masks.
         runs_drafter: Whether it runs a decoder's block that drafts; else torch does.
         takes_pictures: Whether it takes ``StepPictures`` besides.
+        has_same_bits: Whether a row has the same bits in any company: no draft changes an answer.
     """
 
     model: Any
@@ -45,6 +46,7 @@ class StepModel:
     forbid_tokens: Callable[[torch.Tensor, np.ndarray, np.ndarray], None] | None = None
     runs_drafter: bool = False
     takes_pictures: bool = False
+    has_same_bits: bool = False
 
 
 def make_torch_step_model(

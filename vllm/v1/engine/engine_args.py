@@ -40,7 +40,7 @@ from vllm.config.options import (
 from vllm.config.parallel import ParallelConfig
 from vllm.config.retention import POLICIES, read_interval
 from vllm.config.scheduler import SchedulerConfig
-from vllm.config.speculative import SpeculativeConfig
+from vllm.config.speculative import NO_DRAFTS, SpeculativeConfig
 from vllm.config.tenants import read_tenants
 from vllm.config.vllm import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -301,7 +301,8 @@ class EngineArgs:
         None,
         'Draft tokens: {"method": "mtp", "num_speculative_tokens": 1 to 4}, or "ngram" with '
         "prompt_lookup_max and prompt_lookup_min, which drafts as much as pays where no number is "
-        "given.",
+        "given. Default: that, for one or two requests at a time, where native kernels run; "
+        '{"method": "none"}: no drafts.',
         group="scheduling",
         also=("-sc",),
         metavar="JSON",
@@ -398,6 +399,7 @@ class EngineArgs:
             scheduler_config=scheduler_config,
             load_config=load_config,
             speculative_config=self._make_speculative_config(model_config),
+            may_draft=self._may_draft(model_config),
             kv_events_config=self._make_kv_events_config(),
             kv_transfer_config=self._make_kv_transfer_config(),
             observability_config=self._make_observability_config(),
@@ -581,7 +583,7 @@ class EngineArgs:
                     f"{name}=true does not go with {model_config.model}: its tokens see those "
                     "behind them, so that every prompt is computed whole. Leave it out."
                 )
-        if self.speculative_config is not None:
+        if self._asks_for_drafts:
             raise ConfigError(
                 f"{model_config.model} generates no text, so there is nothing to draft: leave "
                 "speculative_config out."
@@ -590,7 +592,7 @@ class EngineArgs:
 
     def _can_schedule_ahead(self) -> bool:
         """Whether nothing is asked for that needs a step's tokens before the next is scheduled."""
-        if self.speculative_config is None:
+        if not self._asks_for_drafts:
             return True
         logger.warning(
             "--async-scheduling is off: drafts are made of a step's tokens, so that every step "
@@ -600,15 +602,25 @@ class EngineArgs:
 
     def _find_drafts_file(self) -> str | None:
         """Return the file of a block that drafts, if it has one of its own."""
-        if self.speculative_config is None:
-            return None
-        return SpeculativeConfig.from_dict(self.speculative_config).drafts_file
+        config = self._read_speculative_config()
+        return None if config is None else config.drafts_file
+
+    @property
+    def _asks_for_drafts(self) -> bool:
+        return self.speculative_config not in (None, NO_DRAFTS)
+
+    def _may_draft(self, model_config: ModelConfig) -> bool:
+        """Whether drafts may be made that nobody asked for."""
+        is_open = self.speculative_config is None and not self.async_scheduling
+        return is_open and not model_config.sees_both_ways
+
+    def _read_speculative_config(self) -> SpeculativeConfig | None:
+        asked = self.speculative_config
+        return SpeculativeConfig.from_dict(asked) if self._asks_for_drafts and asked else None
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
-        if self.speculative_config is None:
-            return None
-        config = SpeculativeConfig.from_dict(self.speculative_config)
-        if config.method == "mtp":
+        config = self._read_speculative_config()
+        if config is not None and config.method == "mtp":
             _check_mtp(model_config)
         return config
 

@@ -1,5 +1,6 @@
 """Which drafter a configuration asks for."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import torch
 
 from vllm.config import SpeculativeConfig
-from vllm.config.speculative import ASSISTANT
+from vllm.config.speculative import ASSISTANT, NO_DRAFTS
 from vllm.exceptions import ConfigError
+from vllm.logger import init_logger
 from vllm.model_executor.model_loader.loader import load_model_weights
 from vllm.model_executor.model_loader.resolve import read_hf_config, resolve_checkpoint
 from vllm.model_executor.models.decoder.kv_cache import drafter_cache_names
@@ -21,6 +23,8 @@ from vllm.v1.spec_decode.assistant import AssistantProposer
 from vllm.v1.spec_decode.interface import Proposer
 from vllm.v1.spec_decode.mtp import BlockCache, FindPictures, MTPProposer
 from vllm.v1.spec_decode.ngram import NgramProposer, WeighedNgramProposer
+
+logger = init_logger(__name__)
 
 
 def make_proposer(
@@ -46,13 +50,22 @@ def make_proposer(
     Raises:
         ConfigError: The method is not offered, or the model has no MTP block.
     """
-    if config is None:
+    if config is None or (config.is_unasked and not steps.has_same_bits):
         return None
     if config.method == "ngram":
         lookup = NgramProposer(
             config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
         )
-        return WeighedNgramProposer(lookup) if config.weighs_drafts else lookup
+        if not config.weighs_drafts:
+            return lookup
+        if config.is_unasked:
+            logger.info(
+                "Drafts: as many tokens as pay are looked up in the text while at most %d requests "
+                "run; answers are the same. --speculative-config '%s': none.",
+                config.most_requests,
+                json.dumps(dict(NO_DRAFTS)),
+            )
+        return WeighedNgramProposer(lookup, most_requests=config.most_requests)
     if config.method == ASSISTANT:
         return _make_assistant(config, target, layout, layers, device)
     if config.method != "mtp":

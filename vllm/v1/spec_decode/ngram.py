@@ -13,6 +13,11 @@ from vllm.v1.worker.step_input import StepInput
 
 # So many last tokens say more than that a passage was repeated up to the one before.
 _SURE_MATCH = 2
+# A look takes time, too: 2% of a small model's step, most of it for what the weights have driven
+# out of the processor's caches. Looks that drafts do not pay for are made in one of so many steps;
+# what was paid longer ago counts less, and debts are at most so many looks.
+_LOOK_STEPS = 8
+_KEPT, _MOST_LOOKS = 0.98, 16.0
 # So many places tell what mostly follows: the latest.
 _MOST_PLACES = 32
 
@@ -83,8 +88,12 @@ class NgramProposer:
         lengths[~differs.any(1)] = len(back)
         return lengths
 
+    def is_whole(self, passage: Passage, num_tokens: int) -> bool:
+        """Whether a passage was repeated for as long as places are compared, and goes on."""
+        return passage.match >= len(self._back) and passage.start < num_tokens
+
     def resume(self, tokens: np.ndarray, passage: Passage) -> Draft:
-        """Return what follows in a passage that was repeated so far, but for its last token."""
+        """Return what follows in a passage that was repeated so far, perhaps but for a token."""
         start = passage.start
         return Draft(
             tokens[start : start + self._num_drafts].tolist(), passage.match, start, is_resumed=True
@@ -112,35 +121,56 @@ class WeighedNgramProposer:
     Args:
         lookup: Looks the tokens up.
         clock: Seconds, never going back.
+        most_requests: Of a step that drafts; None: any number.
     """
 
     reads_all_rows: ClassVar[bool] = False
 
     def __init__(
-        self, lookup: NgramProposer, clock: Callable[[], float] = time.perf_counter
+        self,
+        lookup: NgramProposer,
+        clock: Callable[[], float] = time.perf_counter,
+        most_requests: int | None = None,
     ) -> None:
         self._lookup = lookup
+        self._most_requests = most_requests
         self._clock = clock
         self._weigher = DraftWeigher()
         # When the last step was drafted for, and whose tokens it had.
         self._last_time = 0.0
         self._last_names: frozenset[str] = frozenset()
+        self._last_lengths: dict[str, int] = {}
+        # Tokens that the last look drafted, seconds that drafts saved and looks took, and steps
+        # since the last look.
+        self._num_drafted, self._balance, self._num_passed = 0, 0.0, 0
 
     def propose(
         self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
     ) -> list[list[int]]:
         """Draft for the sampled requests as far as it pays."""
+        if self._most_requests is not None and len(step.requests) > self._most_requests:
+            # What passes until the next look is no step's time.
+            self._last_names = frozenset()
+            return [[] for _ in step.requests]
+        begin = self._clock()
         names = [state.req_id for state in step.requests]
+        if not self._should_look(step, names):
+            self._last_time = self._clock()
+            return [[] for _ in names]
         texts = {
             state.req_id: state.get_tokens(0, state.num_tokens)
             for state, count in zip(step.requests, step.sampled_counts, strict=True)
             if count
         }
-        self._note_time(step, frozenset(texts))
+        self._note_step(step, texts, begin)
         passages = self._weigher.note_texts(texts)
         drafts = {name: self._draft(tokens, passages.get(name)) for name, tokens in texts.items()}
         counts = self._weigher.choose(drafts, {name: len(text) for name, text in texts.items()})
+        self._num_drafted = sum(counts.values())
+        self._last_lengths = {name: len(text) for name, text in texts.items()}
         self._last_time, self._last_names = self._clock(), frozenset(texts)
+        taken = self._last_time - begin
+        self._balance = max(self._balance - taken, -_MOST_LOOKS * taken)
         return [
             list(drafts[name].tokens[: counts[name]]) if name in drafts else [] for name in names
         ]
@@ -148,8 +178,21 @@ class WeighedNgramProposer:
     def forget(self, block_ids: Sequence[int]) -> None:
         """Do nothing: nothing is kept of blocks."""
 
+    def _should_look(self, step: StepInput, names: list[str]) -> bool:
+        """Whether this step looks: most do not where drafts have not paid for looks."""
+        is_same = len(step.sampled_rows) == step.num_tokens and self._last_names == set(names)
+        if self._num_drafted or self._balance >= 0 or not is_same:
+            return True
+        self._num_passed = (self._num_passed + 1) % _LOOK_STEPS
+        return self._num_passed == 0
+
     def _draft(self, tokens: np.ndarray, passage: Passage | None) -> Draft:
-        """Look a text's last tokens up; where few match, the passage before may go on."""
+        """Look a text's last tokens up; where few match, the passage before may go on.
+
+        So it does where many match.
+        """
+        if passage is not None and self._lookup.is_whole(passage, len(tokens)):
+            return self._lookup.resume(tokens, passage)
         draft = self._lookup.match(tokens)
         if passage is None or draft.match >= _SURE_MATCH or passage.start >= len(tokens):
             return draft
@@ -157,8 +200,16 @@ class WeighedNgramProposer:
             return draft
         return self._lookup.resume(tokens, passage)
 
-    def _note_time(self, step: StepInput, names: frozenset[str]) -> None:
-        """Take note of what a step of the same requests took: nothing but decodes, in a row."""
-        num_rows = len(step.sampled_rows)
-        if names and names <= self._last_names and num_rows == step.num_tokens:
-            self._weigher.costs.note(num_rows, self._clock() - self._last_time)
+    def _note_step(self, step: StepInput, texts: Mapping[str, np.ndarray], end: float) -> None:
+        """Take note of a step of the same requests, in a row: nothing but decodes."""
+        num_rows, num_requests = len(step.sampled_rows), len(texts)
+        if not texts or not self._last_names.issuperset(texts) or num_rows != step.num_tokens:
+            return
+        costs = self._weigher.costs
+        costs.note(num_rows, end - self._last_time)
+        self._balance *= _KEPT
+        if self._num_drafted:
+            # This look follows that step: what it brought is what drafts did.
+            tokens = sum(len(text) - self._last_lengths[name] for name, text in texts.items())
+            alone = costs.estimate(num_requests)
+            self._balance += tokens / num_requests * alone - costs.estimate(num_rows)

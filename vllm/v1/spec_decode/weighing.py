@@ -21,6 +21,8 @@ import numpy as np
 _STEPS_DOWN, _STEPS_UP = 4, 16
 # A measurement counts as at most so many times what was known.
 _OUTLIER = 3.0
+# No step takes less, whatever a coarse clock says.
+_SHORTEST = 1e-9
 # What one more row adds to a step before anything was measured, as a part of the step.
 _FIRST_GUESS = 0.15
 # What was measured of a number of rows counts beside the line through all as so many steps do, up
@@ -131,6 +133,7 @@ class StepCosts:
 
     def note(self, num_rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
+        seconds = max(seconds, _SHORTEST)
         if self._seen:
             seconds = min(seconds, _OUTLIER * self.estimate(num_rows))
         self._num_steps += 1
