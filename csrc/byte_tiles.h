@@ -439,11 +439,13 @@ constexpr bool kHasShortSums = Kind == VN_CODE_UINT2 || Kind == VN_CODE_INT3;
 template <int Kind>
 constexpr int kSumParts = kHasShortSums<Kind> && kHasPlacedCodes ? 2 : 1;
 
-// Vectors of a tile: of few rows whole panels, so that codes are one stream.
+// Vectors of a tile: of few rows whole panels, so that codes are one stream; of more, as many as leave registers
+// for sums beside the chains.
+constexpr int kSumsOfPlace = kByteVecs > 1 ? 2 : 1;
 template <int R>
-constexpr int kByteTileVecs = R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVecs
-                              : 2 * R <= kByteRows * kByteVecs        ? 2
-                                                                      : kByteVecs;
+constexpr int kByteTileVecs = kSumsOfPlace * R * kPanelVecs <= kByteRows * kByteVecs ? kPanelVecs
+                              : 2 * R <= kByteRows * kByteVecs                       ? 2
+                                                                                     : kByteVecs;
 
 // The same where whole sums lie beside the chains in registers.
 template <int R>
