@@ -52,9 +52,15 @@ inline void transpose_sixteen(const T* const* rows, T* out, int64_t stride) {
 #endif
 }
 
-// What keys are while lanes are keys: those of sixteen bits stay as they are, others are widened.
-template <typename T>
-using Turned = std::conditional_t<sizeof(T) == 2, T, float>;
+// Rows of queries, at most, for which keys of sixteen bits stay as they are while lanes are keys: each tile of
+// rows widens them again. Without vectors that costs more than all the rest.
+#if defined(__AVX512F__)
+constexpr int64_t kUnwidenedRows = INT64_MAX;
+#elif defined(__AVX2__)
+constexpr int64_t kUnwidenedRows = 2 * kScoreRows;
+#else
+constexpr int64_t kUnwidenedRows = 0;
+#endif
 
 // A thread's room for so many values of turned keys.
 template <typename T>
@@ -66,31 +72,32 @@ inline T* take_turned(int64_t count) {
 
 // Turns `count` rows of keys so that lanes are keys: turned [width, ceil(count / kLanes) * kLanes].
 // What fills up a vector is the last key again.
-template <typename T>
-inline void turn_keys(const T* const* keys, int64_t count, int64_t width, Turned<T>* turned,
+template <typename T, typename Turned>
+inline void turn_keys(const T* const* keys, int64_t count, int64_t width, Turned* turned,
                       RowsAhead& ahead) {
-  constexpr int64_t kRows = sizeof(T) == 2 ? kLanes : 8;
+  constexpr bool kWidens = !std::is_same_v<T, Turned> || sizeof(T) != 2;
+  constexpr int64_t kRows = kWidens ? 8 : kLanes;
   const int64_t stride = ceil_div(count, kLanes) * kLanes;
   for (int64_t k = 0; k < stride; k += kRows) {
     const T* own[kRows];
     for (int64_t i = 0; i < kRows; ++i) own[i] = keys[std::min(k + i, count - 1)];
-    Turned<T>* out = turned + k;
+    Turned* out = turned + k;
     int64_t at = 0;
     for (; at + 8 <= width; at += 8) {
-      if constexpr (sizeof(T) == 2) {
-        transpose_sixteen(own, out + at * stride, stride);
-      } else {
+      if constexpr (kWidens) {
         transpose_eight(own, out + at * stride, stride);
+      } else {
+        transpose_sixteen(own, out + at * stride, stride);
       }
       for (const T*& row : own) row += 8;
       ahead.ask(kRows * 8 / kTurnedAtOnce);
     }
     for (; at < width; ++at) {
       for (int64_t i = 0; i < kRows; ++i) {
-        if constexpr (sizeof(T) == 2) {
-          out[at * stride + i] = *own[i]++;
-        } else {
+        if constexpr (kWidens) {
           out[at * stride + i] = widen_value(*own[i]++);
+        } else {
+          out[at * stride + i] = *own[i]++;
         }
       }
     }

@@ -673,8 +673,10 @@ class UnitAttention {
     const int64_t kv_head = head / group_, num_kv_heads = ceil_div(num_heads, group_);
     const int64_t lot = total / num_kv_heads;
     const HeadColumns columns = find_columns(kv_head, num_kv_heads);
-    const int64_t most_bytes = layer_->cache.kind == VN_INT8 ? 4 : value_bytes(layer_->cache.kind);
-    const int64_t size = kPartKeys * d * most_bytes <= kTurnedBytes ? kPartKeys : kWidePartKeys;
+    const int64_t kept_bytes = value_bytes(layer_->cache.kind);
+    const bool widens = kept_bytes != 2 || lot > kUnwidenedRows;
+    const int64_t turned_bytes = widens ? sizeof(float) : kept_bytes;
+    const int64_t size = kPartKeys * d * turned_bytes <= kTurnedBytes ? kPartKeys : kWidePartKeys;
     const int64_t key_work = d * num_kv_heads / kTurnedAtOnce + d * total / kLanes;
     RowsAhead near;
     near.start(rows.find_pieces(0, size, columns), 0);
@@ -688,10 +690,16 @@ class UnitAttention {
       }
       for (int64_t h = 0; h < num_kv_heads; ++h) {
         const auto own = list(columns.keys + h * d);
+        const auto score = [&](auto* turned) {
+          turn_keys(own, keys, d, turned, near);
+          score_keys(x.data() + h * lot, lot, turned, keys, d, y.data() + h * lot, begin, near);
+        };
         using Value = std::remove_cv_t<std::remove_reference_t<decltype(**own)>>;
-        auto* lanes = take_turned<Turned<Value>>(size * d);
-        turn_keys(own, keys, d, lanes, near);
-        score_keys(x.data() + h * lot, lot, lanes, keys, d, y.data() + h * lot, begin, near);
+        if constexpr (sizeof(Value) == 2) {
+          widens ? score(take_turned<float>(size * d)) : score(take_turned<Value>(size * d));
+        } else {
+          score(take_turned<float>(size * d));
+        }
         rows.scale(begin, keys, kv_head + h, lot, y.data() + h * lot);
       }
     });
