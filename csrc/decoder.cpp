@@ -557,7 +557,14 @@ class DecoderLayers {
         for (int64_t i = 0; i < d; ++i) queries[h * stride + i] *= factor;
       }
     }
+    for (int64_t h = 0; h < num_heads && layer.noted_queries != nullptr; ++h) {
+      std::memcpy(layer.noted_queries + (row * num_heads + h) * d, queries + h * stride,
+                  sizeof(float) * d);
+    }
     if (layer.key_sizes != nullptr) size_heads(layer, queries, stored);
+    for (int64_t h = 0; h < num_heads && layer.cache.kind == VN_INT8; ++h) {
+      meet_spread(queries + h * stride, d);
+    }
     if (stored == nullptr || !layer.has_value_norm) return;
     for (int64_t h = layer.num_kv_heads; h < 2 * layer.num_kv_heads; ++h) {
       rms_norm(stored + h * d, nullptr, 1.0f, d, m_.norm_eps, stored + h * d);

@@ -3,4 +3,4 @@
 // raising it compiles one file.
 #pragma once
 
-#define VN_ABI_VERSION 28
+#define VN_ABI_VERSION 29

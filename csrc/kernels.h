@@ -219,11 +219,43 @@ inline int64_t scale_offset(const vn_cache& cache, int64_t head) {
   return heads * cache.head_dim + head * kScaleBytes;
 }
 
-// Makes a row of VN_INT8 of one of floats.
-inline void encode_row(const vn_cache& cache, const float* values, int8_t* row) {
+// Values of a head that are spread over each other, at most.
+constexpr int64_t kMostSpread = 512;
+
+// So many of a head's values are: a power of two that divides them.
+inline int64_t spread_width(int64_t d) { return std::min(d & -d, kMostSpread); }
+
+// Replaces each run of spread_width(d) values by all their sums and differences: by what a Hadamard
+// matrix makes of it. Twice, that is the run times its length. A sum starts with values that lie half
+// of a run apart.
+inline void spread_head(float* head, int64_t d, float factor) {
+  alignas(64) float mixed[kMostSpread];
+  const int64_t width = spread_width(d), half = width / 2;
+  for (float* run = head; run < head + d; run += width) {
+    float *from = run, *to = mixed;
+    for (int64_t i = 1; i < width; i *= 2, std::swap(from, to)) {
+      const float* __restrict own = from;
+      float* __restrict out = to;
+      for (int64_t k = 0; k < half; ++k) {
+        out[2 * k] = own[k] + own[half + k];
+        out[2 * k + 1] = own[k] - own[half + k];
+      }
+    }
+    for (int64_t i = 0; i < width; ++i) run[i] = from[i] * factor;
+  }
+}
+
+// The same of what meets spread values, or is a mix of them.
+inline void meet_spread(float* head, int64_t d) {
+  spread_head(head, d, 1.0f / static_cast<float>(spread_width(d)));
+}
+
+// Makes a row of VN_INT8 of one of floats, which it spreads.
+inline void encode_row(const vn_cache& cache, float* values, int8_t* row) {
   const int64_t d = cache.head_dim, heads = scale_offset(cache, 0) / d;
   for (int64_t h = 0; h < heads; ++h) {
-    const float* own = values + h * d;
+    float* own = values + h * d;
+    spread_head(own, d, 1.0f);
     const float scale = round_to_bytes(own, d, find_peak(own, d), row + h * d);
     std::memcpy(row + scale_offset(cache, h), &scale, sizeof(scale));
   }

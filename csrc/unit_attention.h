@@ -9,7 +9,8 @@
 //   row    units joined in their order, then the sink; divided by the sum at the end
 //
 // Of rows of bytes chains run over the codes as they are: a key's scale is a factor of its score, that of
-// its values of its share.
+// its values of its share. Their heads are spread (spread_head()), and so are the queries, and once more
+// what a row finds.
 //
 // A unit in which a row sees no key is no part of it. Neither batch, threads nor chunks enter, so tasks
 // are cut for speed alone. Rows of few queries are done unit by unit: requests whose tables name the
@@ -504,8 +505,13 @@ class UnitAttention {
           join(own, values, found_[part], parts_ + part * value_width_, value_width_);
         }
       }
-      finish_row(own, values, sink_of(head), value_width_);
+      finish(own, values, head);
     }
+  }
+
+  void finish(const Found& own, float* values, int64_t head) const {
+    finish_row(own, values, sink_of(head), value_width_);
+    if (layer_->cache.kind == VN_INT8) meet_spread(values, value_width_);
   }
 
   // What of a unit a row sees, counted from the unit's first key that is read.
@@ -609,8 +615,7 @@ class UnitAttention {
     }
     for (int64_t i = 0; i < total; ++i) {
       const int64_t head = task.head + i % task.num_heads;
-      finish_row(whole[i], place_of(keys.span.row + i / task.num_heads, head), sink_of(head),
-                 value_width_);
+      finish(whole[i], place_of(keys.span.row + i / task.num_heads, head), head);
     }
   }
 

@@ -35,7 +35,9 @@ enum vn_status { VN_OK = 0, VN_INVALID = 1, VN_NO_MEMORY = 2 };
 //   low, filled up with zeros.
 //   VN_F16: of caches alone; what is larger than the largest of them is stored as that one.
 //   VN_INT8: of caches alone. A row: the codes of all heads, keys then values, and behind them an fp32
-//   scale of each head, the 127th part of its largest magnitude.
+//   scale of each head, the 127th part of its largest magnitude. Codes are of spread heads: in the place
+//   of each run of values stand all its sums and differences, the rows of a Hadamard matrix times the run.
+//   A run is the largest power of two, at most 512, that divides a head.
 enum vn_kind {
   VN_F32 = 0,
   VN_BF16 = 1,
@@ -400,6 +402,7 @@ typedef struct {
   // [K, d] powers of two, or null: what keys are divided by where they are stored. Queries are multiplied
   // by them instead, so that scores are the same.
   const float* key_sizes;
+  float* noted_queries;  // [tokens, H, d]: where queries are noted as they meet keys, or null
 } vn_decoder_layer;
 
 typedef struct {

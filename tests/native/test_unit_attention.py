@@ -124,6 +124,26 @@ def test_numbers_of_narrow_caches_are_those_of_torch(name: str) -> None:
     torch.testing.assert_close(found, expected, atol=2e-2 * float(expected.abs().max()), rtol=0)
 
 
+def test_rows_of_bytes_are_those_of_torch() -> None:
+    raw, dtype = CASES["grouped, int8"]
+    model = make_decoder(raw)
+    token_ids = random_tokens(40, 1)
+    found = []
+    for threads in (0, 1):
+        harness = make(model, dtype, threads)
+        request = harness.add(token_ids)
+        for count in (30, 10):
+            harness.step([(request, count)])
+        found.append(harness.read_rows(request, "model.layers.0.self_attn", range(40)))
+    # Codes, then scales.
+    width = 2 * raw["num_key_value_heads"] * raw["head_dim"]
+    by_torch, native = (rows[:, :width].int() for rows in found)
+    assert int(by_torch.abs().max()) == 127
+    assert int((native - by_torch).abs().max()) <= 1
+    by_torch, native = (rows[:, width:].clone().view(F32) for rows in found)
+    torch.testing.assert_close(native, by_torch)
+
+
 @pytest.mark.parametrize("native", [0, 1])
 def test_fp16_rows_saturate(native: int) -> None:
     model = make_decoder(llama(**WIDE))

@@ -418,6 +418,7 @@ class NativeDecoder:
         layer.output_bias = self._vector(attention.output_bias)
         layer.sinks = self._vector(attention.sinks)
         layer.key_sizes = self._vector(attention.key_sizes)
+        layer.noted_queries = self._vector(attention.noted_queries)
         if attention.qk_norm is not None:
             norms = [self._norm(weight) for weight in attention.qk_norm]
             layer.q_norm, layer.k_norm = norms[0], norms[-1]

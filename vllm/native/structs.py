@@ -6,7 +6,7 @@
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
-ABI_VERSION = 28
+ABI_VERSION = 29
 
 F32, BF16, MXFP4, FP8, PARTS, PANELS, BF16_PANELS, F16, INT8 = range(9)
 WINDOW, ALL_ENTRIES, CHOSEN_ENTRIES = 0, 1, 2
@@ -292,7 +292,7 @@ class DecoderLayer(ctypes.Structure):
         ("ffn_hyper", Hyper),
         *_pointers("axis_of_pair"),
         *_int32s("sees_pictures keeps_choice"),
-        *_pointers("key_sizes"),
+        *_pointers("key_sizes noted_queries"),
     )
 
 

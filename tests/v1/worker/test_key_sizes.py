@@ -1,5 +1,6 @@
 """Sizes of keys' channels: how they are found, and that they change no number of float caches."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,14 +30,16 @@ from vllm.v1.worker.one_request import OneRequest
 MODELS = {"gpt-oss": gpt_oss(), "gemma 4": gemma4_small(), "qwen 3.5": qwen3_5()}
 
 
-def test_sizes_follow_what_pairs_come_to() -> None:
-    # Two pairs that make 5 and 500, and two values that are not turned.
+def test_sizes_are_roots_of_what_keys_and_queries_come_to() -> None:
+    # Two pairs of keys that make 5 and 500, of queries that make 5 and 1 / 13, and two values that
+    # are not turned.
     own = [3.0, 300, 4, 400, 0.01, 1]
     keys = torch.tensor([own, [0, 0, 0, 0, 0, torch.inf]]).double().expand(100, 2, 6).clone()
     keys[0] *= 1000  # the first token of a text
     keys[1:50] /= 2
-    sizes = find_sizes(keys, 4)
-    assert sizes[0].tolist() == [4, 128, 4, 128, 1 / 32, 1]
+    queries = torch.tensor([4, 5 / 169, 3, 12 / 169, 2.5, 0]).double().expand(2, 6)
+    sizes = find_sizes(keys, queries.square(), 4)
+    assert sizes[0].tolist() == [1, 64, 1, 64, 1 / 16, 1]
     assert sizes[1].tolist() == [1] * 6
 
 
@@ -51,7 +54,8 @@ def test_tokens_are_of_the_vocabulary(vocab_size: int) -> None:
 
 
 def measure(model: Any, make_step_model: Any) -> dict[str, torch.Tensor]:
-    request = OneRequest(
+    make_request = partial(
+        OneRequest,
         model,
         decoder_kv_cache_specs(model.config, 16, torch.float32, torch.float32),
         CpuPlatform(),
@@ -60,7 +64,7 @@ def measure(model: Any, make_step_model: Any) -> dict[str, torch.Tensor]:
         num_tokens=NUM_TOKENS,
         stored=frozenset({"keys", "dense"}),
     )
-    return measure_key_sizes(request, model.config)
+    return measure_key_sizes(model, make_request)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -233,7 +233,8 @@ class Worker:
     def _size_keys(self) -> None:
         """Measure what keys are divided by before they are rounded, and tell the model."""
         assert self._device is not None, "init_device comes first"
-        request = OneRequest(
+        make_request = partial(
+            OneRequest,
             self._model,
             self._find_specs(torch.float32),
             self._platform,
@@ -242,7 +243,7 @@ class Worker:
             num_tokens=NUM_TOKENS,
             stored=frozenset({"keys", "dense"}),
         )
-        sizes = measure_key_sizes(request, self._model_spec)
+        sizes = measure_key_sizes(self._model, make_request)
         self._model.put_key_sizes(sizes)
         self._key_sizes = digest_sizes(sizes, self._group)
 

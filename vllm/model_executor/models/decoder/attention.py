@@ -27,6 +27,8 @@ class DecoderAttention(PagedAttention):
     Attributes:
         key_sizes: fp32 [K, d], powers of two that keys are divided by where they are stored, and
             queries multiplied by; None: neither is.
+        noted_queries: fp32 [T, H, d], where a step's queries are noted as they meet keys; None:
+            they are not.
     """
 
     def __init__(self, index: int, plan: LayerPlan, parts: ModelParts) -> None:
@@ -53,6 +55,7 @@ class DecoderAttention(PagedAttention):
         )
         self.output_bias = make.parameter(config.hidden_size) if shape.has_output_bias else None
         self.key_sizes: torch.Tensor | None = None
+        self.noted_queries: torch.Tensor | None = None
         # One norm serves queries and keys: row 0 for query heads, row 1 for key heads.
         has_whole = shape.norms_whole_rows
         self.qk_norm = (
@@ -136,6 +139,8 @@ class DecoderAttention(PagedAttention):
         queries = heads[:, : shape.num_heads]
         if shape.position_beta:
             queries = queries * self._scale_positions(step)
+        if self.noted_queries is not None:
+            self.noted_queries[: len(queries)] = queries
         keys = heads[:, shape.num_heads :]
         if self.key_sizes is not None:
             queries = queries * self.key_sizes.repeat_interleave(self._num_groups, 0)
@@ -151,6 +156,29 @@ class DecoderAttention(PagedAttention):
         """Has keys stored divided by the sizes of their cache, by its name."""
         own = sizes.get(self._cache_name)
         self.key_sizes = None if own is None else own.to(self._plain_norm)
+
+    def note_queries(self, num_tokens: int) -> tuple[str, torch.Tensor]:
+        """Has the next step's queries noted, as kernels bound from now on do, too.
+
+        Args:
+            num_tokens: Of that step.
+
+        Returns:
+            The name of the cache whose keys they meet, and where they are noted, by key head:
+            [T, K, G, d].
+        """
+        shape = self._shape
+        by_key_head = torch.zeros(
+            (num_tokens, shape.num_kv_heads, self._num_groups, shape.head_dim),
+            dtype=torch.float32,
+            device=self._plain_norm.device,
+        )
+        self.noted_queries = by_key_head.flatten(1, 2)
+        return self._cache_name, by_key_head
+
+    def forget_queries(self) -> None:
+        """Has queries noted no longer."""
+        self.noted_queries = None
 
     def restore_rows(self, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Returns keys and values [..., 2 * K * d] of rows as the layer's cache has them."""

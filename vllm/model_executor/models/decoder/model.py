@@ -1,7 +1,8 @@
 """Any decoder that a ``DecoderConfig`` describes; ops are asked for by name."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar
@@ -439,6 +440,28 @@ class DecoderForCausalLM(CausalLM[DecoderConfig]):
         if self.config.final_soft_cap:
             logits = self._soft_cap_(logits, self.config.final_soft_cap)
         return logits
+
+    @contextmanager
+    def noting_queries(self, num_tokens: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Has layers note the queries of a step that is run, and bound, within.
+
+        Args:
+            num_tokens: Of that step.
+
+        Yields:
+            For each layer with keys of heads: the name of the cache that it reads, and where its
+            queries will stand by key head, fp32 [T, K, G, d].
+        """
+        attentions = [
+            layer.attention
+            for layer in self.layers
+            if isinstance(layer.attention, DecoderAttention)
+        ]
+        try:
+            yield [attention.note_queries(num_tokens) for attention in attentions]
+        finally:
+            for attention in attentions:
+                attention.forget_queries()
 
     def put_key_sizes(self, sizes: Mapping[str, torch.Tensor]) -> None:
         """Has layers store their keys divided by sizes, and multiply their queries by them.

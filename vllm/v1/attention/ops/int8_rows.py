@@ -3,8 +3,11 @@
     | codes of key heads | codes of value heads | fp32 scales of key heads | of value heads |
       K * d bytes          K * d bytes            4 * K bytes                4 * K bytes
 
-A head's values are multiples of a scale, at most 127 of it. They depend on the head's own values in
-the row alone, so that a row has the same bytes whatever is stored beside it.
+A head is spread before it is rounded: in the place of its values stand all their sums and
+differences, as the rows of a Hadamard matrix give them. So no value is far larger than the others,
+and what rounding adds falls on all alike. Spread values are multiples of a scale, at most 127 of
+it. They depend on the head's own values in the row alone, so that a row has the same bytes whatever
+is stored beside it.
 """
 
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from vllm.v1.kv_cache_specs.base import SCALE_BYTES
 _LARGEST = 127.0
 # Heads whose largest value is below are zeros: its 127th part would not be normal.
 _LEAST = 1e-30
+_MOST_SPREAD = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Int8Rows:
 
         Ties go to even codes. A head with a value that is no number reads back as such values.
         """
-        wide = values.float().view(len(values), self.num_heads, self.head_dim)
+        wide = self._spread(values.float().view(len(values), self.num_heads, self.head_dim))
         peaks = wide.abs().amax(-1, keepdim=True)
         is_finite, is_some = peaks.isfinite(), peaks >= _LEAST
         steps = torch.where(is_finite & is_some, _LARGEST / peaks, torch.zeros_like(peaks))
@@ -55,5 +59,23 @@ class Int8Rows:
         codes = rows[..., :width].reshape(*rows.shape[:-1], self.num_heads, self.head_dim)
         # A copy: a view of other types must begin at a multiple of them.
         scales = rows[..., width:].clone(memory_format=torch.contiguous_format).view(torch.float32)
-        values: torch.Tensor = codes.float() * scales.unsqueeze(-1)
+        values = self._spread(codes.float() * scales.unsqueeze(-1)) / self._spread_width
         return values.flatten(-2).to(dtype)
+
+    @property
+    def _spread_width(self) -> int:
+        """So many values are spread over each other: a power of two that divides a head."""
+        return min(self.head_dim & -self.head_dim, _MOST_SPREAD)
+
+    def _spread(self, heads: torch.Tensor) -> torch.Tensor:
+        """Return [..., d] whose runs are sums and differences of those of the heads [..., d].
+
+        Twice, that is the heads times the length of a run. The kernels add in this order.
+        """
+        width = self._spread_width
+        half = width // 2
+        runs = heads.reshape(*heads.shape[:-1], -1, width)
+        for _ in range(half.bit_length()):
+            first, second = runs[..., :half], runs[..., half:]
+            runs = torch.stack([first + second, first - second], -1).flatten(-2)
+        return runs.reshape(heads.shape)
