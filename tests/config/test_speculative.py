@@ -18,6 +18,7 @@ from vllm.v1.engine.engine_args import EngineArgs
     [
         ({}, "method None"),
         ({"method": "eagle"}, "eagle"),
+        ({"method": "none", "num_speculative_tokens": 3}, '{"method": "none"} alone'),
         ({"method": "mtp", "draft_length": 2}, "draft_length"),
         ({"method": "mtp", "num_speculative_tokens": 5}, "1 to 4"),
         ({"method": "mtp", "num_speculative_tokens": 0}, "at least 1"),
@@ -33,7 +34,7 @@ from vllm.v1.engine.engine_args import EngineArgs
 )
 def test_refused(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        SpeculativeConfig.from_dict(raw)
+        EngineArgs(speculative_config=raw).create_vllm_config()
 
 
 def test_the_drafter_under_its_familys_name() -> None:
@@ -60,6 +61,7 @@ def test_lookup_bounds_follow_one_another() -> None:
     ):
         config = SpeculativeConfig.from_dict({"method": "ngram", **given})
         assert (config.weighs_drafts, config.num_speculative_tokens) == (weighs, number)
+        assert config.usual_drafts == (0 if weighs else number)
         assert (config.prompt_lookup_min, config.prompt_lookup_max) == (shortest, longest)
     config = SpeculativeConfig.from_dict({"method": "ngram", "prompt_lookup_min": 6})
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == (6, 6)

@@ -20,6 +20,8 @@ from vllm.config import (
 )
 from vllm.exceptions import ConfigError
 from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.cuda import CudaReferencePlatform
+from vllm_ascend.platform import ReferencePlatform
 
 GIB = 1 << 30
 
@@ -167,6 +169,9 @@ def test_drafts_are_made_unasked_by_one_workers_kernels(monkeypatch: pytest.Monk
         return CpuPlatform().default_drafts(VllmConfig(parallel_config=parallel))
 
     assert choose() == SpeculativeConfig.unasked()
+    # What stands in for another device runs none of them.
+    for platform in (CudaReferencePlatform(), ReferencePlatform()):
+        assert platform.default_drafts(VllmConfig()) is None
     assert choose(num_workers=2) is None
     monkeypatch.setenv("VLLM_NATIVE", "0")
     assert choose() is None

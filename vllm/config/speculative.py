@@ -1,5 +1,6 @@
 """Speculative decoding: which drafter, and how much it drafts."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -93,7 +94,7 @@ class SpeculativeConfig:
         if method not in METHODS:
             raise ConfigError(
                 f"speculative-config method {method!r} is not supported: use "
-                f"{' or '.join(METHODS)}."
+                f"{' or '.join(METHODS)}, or {json.dumps(dict(NO_DRAFTS))} alone for no drafts."
             )
         if method == ASSISTANT:
             if not isinstance(values.get("model"), str) or values["model"] == ASSISTANT:
@@ -144,6 +145,11 @@ class SpeculativeConfig:
         """Return what drafts where nobody said what does."""
         config = cls.from_dict({"method": "ngram"})
         return replace(config, most_requests=_UNASKED_REQUESTS, is_unasked=True)
+
+    @property
+    def usual_drafts(self) -> int:
+        """Drafts that a request usually gets in a step: where they are weighed, most get none."""
+        return 0 if self.weighs_drafts else self.num_speculative_tokens
 
     @property
     def drafts_file(self) -> str | None:

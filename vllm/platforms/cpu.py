@@ -76,9 +76,13 @@ class CpuPlatform(Platform):
         return _JOINT_PROMPT_TOKENS * (int(told) if is_told else count_usable_cores())
 
     def default_drafts(self, config: VllmConfig) -> SpeculativeConfig | None:
-        """Return lookups that draft as much as pays, one worker's kernels running the model."""
-        runs = envs.VLLM_NATIVE and config.parallel_config.world_size == 1
-        return SpeculativeConfig.unasked() if runs else None
+        """Return lookups that draft as much as pays, one worker's kernels running the model.
+
+        None where this stands in for another device, which drafts nothing unasked.
+        """
+        runs = self.reads_panels and envs.VLLM_NATIVE
+        is_alone = config.parallel_config.world_size == 1
+        return SpeculativeConfig.unasked() if runs and is_alone else None
 
     def check_before_load(self, config: VllmConfig) -> None:
         """See ``Platform``; also refuses a GGUF file whose weights this machine cannot hold.

@@ -148,6 +148,7 @@ class RecordedRun:
         if isinstance(self.scheduler, AsyncScheduler):
             self._ahead = StepAhead(self.scheduler, self)  # type: ignore[arg-type]
         self._num_drafts = config.num_speculative_tokens
+        self.has_drafter = self._num_drafts > 0
         self.prompts: list[list[int]] = []
         self._count = 0
         self.cached: dict[str, int] = {}
@@ -265,7 +266,7 @@ class RecordedRun:
             ahead.begin(step, settled)
             return
         scheduler.update_from_output(step, self._draw_tokens(step))
-        if self._num_drafts:
+        if self.has_drafter:
             self._draw_drafts(step)
 
     def begin_model(self, step: SchedulerOutput) -> FinishedStep:

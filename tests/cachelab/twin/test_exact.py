@@ -19,6 +19,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.request import RequestStatus
 
 MTP = {"method": "mtp", "num_speculative_tokens": 2}
+WEIGHED = {"method": "ngram", "num_speculative_tokens": 8, "weighs_drafts": True}
 AHEAD = {"max_num_batched_tokens": 512, "max_num_seqs": 24, "async_scheduling": True}
 CASES: dict[str, dict[str, Any]] = {
     "auto": {},
@@ -29,6 +30,9 @@ CASES: dict[str, dict[str, Any]] = {
     "mtp, drop": {"speculative": {**MTP, "stale_row": "drop"}},
     "mtp, keep": {"speculative": {**MTP, "stale_row": "keep"}, "interval": "0"},
     "ngram": {"speculative": {"model": "ngram", "method": "ngram", "num_speculative_tokens": 3}},
+    # Most requests draft nothing, and a model without native kernels has no drafter at all.
+    "weighed": {"speculative": WEIGHED},
+    "weighed, none": {"speculative": WEIGHED, "hf_config": SMALL_LLAMA, "block_size": 16},
     "v4.1": {"hf_config": SMALL_V41, "num_blocks": 250},
     "v4.1, ahead": {"hf_config": SMALL_V41, "num_blocks": 250, "scheduler": AHEAD},
     "whole blocks": {"hf_config": SMALL_LLAMA, "block_size": 16, "num_blocks": 200},
@@ -50,6 +54,8 @@ def _twin(trace: CacheTrace) -> dict[str, int]:
 def test_every_request_hits_as_it_did(case: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     run = RecordedRun(path, small_settings(**CASES[case]), seed=1)
+    if case == "weighed, none":
+        run.has_drafter = False
     run.run(120)
     assert run.num_preemptions or case == "off"
     assert run.num_aborts

@@ -79,7 +79,10 @@ class SimEngine:
         )
         if settings.runs_towers:
             self.scheduler.make_pictures_in_steps()
-        self.num_drafts = config.num_speculative_tokens
+        speculative = config.speculative_config
+        # Where drafts are weighed nobody knows how many there would be: there are none.
+        self.num_drafts = 0 if speculative is None else speculative.usual_drafts
+        self.has_drafter = speculative is not None
         self._accept = (acceptance or Acceptance()).make()
         self._stride = decode_stride
         self.num_preemptions = 0

@@ -61,7 +61,7 @@ class CacheRecorder:
         writer: Takes lines.
         header: Of every part.
         keeps_tokens: Whether the tokens behind units matter to the cache.
-        num_drafts: Drafts that a request usually gets.
+        num_drafts: Drafts that a request usually gets; None: there is no drafter.
         monotonic: Seconds.
     """
 
@@ -71,7 +71,7 @@ class CacheRecorder:
         header: Header,
         *,
         keeps_tokens: bool,
-        num_drafts: int,
+        num_drafts: int | None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer = writer
@@ -355,7 +355,7 @@ class CacheRecorder:
         # One that was scheduled while another ran began when that one ended.
         step.duration_us = now_us - max(step.time_us, self._last_end_us)
         self._last_end_us = now_us
-        if not self._num_drafts:
+        if self._num_drafts is None:
             self._settle()
 
     def drafts(self, request_ids: Iterable[str]) -> None:
@@ -368,7 +368,7 @@ class CacheRecorder:
             if number is None:
                 continue
             request = self._live[number]
-            usual = 0 if request.is_prefill_chunk else self._num_drafts
+            usual = 0 if request.is_prefill_chunk else self._num_drafts or 0
             if len(request.spec_token_ids) != usual:
                 step.drafts.append((number, len(request.spec_token_ids)))
 

@@ -216,8 +216,8 @@ class ExactTwin:
         elif self.engine.tier is not None:
             output.kv_connector_output = self.engine.tier.report()
         self._scheduler.update_from_output(step, output)
-        usual = self.engine.num_drafts
-        if usual:
+        if self.engine.has_drafter:
+            usual = self.engine.num_drafts
             alive = [request for request in scheduled if not request.is_finished()]
             news = [[0] * drafts.get(self.numbers[r.request_id], usual) for r in alive]
             names = [request.request_id for request in alive]

@@ -14,6 +14,7 @@ from vllm.cachelab.twin.exact import TwinResult
 from vllm.cachelab.twin.rebuild import environment_of, make_request, settings_of
 from vllm.cachelab.twin.tier import measured_rates, open_folder
 from vllm.cachelab.twin.trace_file import CacheTrace, RecordedRequest
+from vllm.config.speculative import SpeculativeConfig
 from vllm.exceptions import ConfigError
 from vllm.v1.request import Request
 
@@ -78,8 +79,12 @@ def fit_cost(twin: TwinResult) -> CostModel:
 
 
 def fit_acceptance(trace: CacheTrace, twin: TwinResult) -> Acceptance:
-    """Return how many drafts stood: the rate that gives the recorded tokens per decode."""
-    num_drafts = int((trace.header.speculative or {}).get("num_speculative_tokens", 0))
+    """Return how many drafts stood: the rate that gives the recorded tokens per decode.
+
+    None where drafts were weighed, which a simulation leaves out.
+    """
+    fields = trace.header.speculative
+    num_drafts = 0 if fields is None else SpeculativeConfig(**fields).usual_drafts
     num_decodes = sum(shape.decode_seqs for shape, _ in twin.shapes)
     if not num_drafts or not num_decodes:
         return Acceptance(0.0)

@@ -27,7 +27,7 @@ logger = init_logger(__name__)
 _ENVIRONMENT = ("VLLM_PIN_SWA_TOKENS", "VLLM_PIN_MIN_DROP_SIZE", "VLLM_PIN_MAX_SHARE")
 # Workers share the pages of a block, cores the limits of the tiers.
 _PARALLEL = ("tensor_parallel_size", "data_parallel_size")
-_SPECULATIVE = ("model", "num_speculative_tokens", "method", "stale_row")
+_SPECULATIVE = ("model", "num_speculative_tokens", "method", "stale_row", "weighs_drafts")
 # Of config.json; what else is there may be long, and says nothing about the cache.
 _MAX_VALUE_CHARS = 4096
 
@@ -52,12 +52,12 @@ def make_recorded_scheduler(vllm_config: VllmConfig, plan: KVCachePlan, **parts:
         )
     assert observability.cache_trace is not None
     path = Path(observability.cache_trace)
-    limits = SchedulerLimits.from_config(vllm_config)
+    limits, speculative = SchedulerLimits.from_config(vllm_config), vllm_config.speculative_config
     recorder = CacheRecorder(
         TraceWriter(path, observability.cache_trace_max_bytes),
         make_header(vllm_config, plan),
         keeps_tokens=limits.use_eagle,
-        num_drafts=limits.num_spec_tokens,
+        num_drafts=None if speculative is None else speculative.usual_drafts,
     )
     logger.info("What the prefix cache sees is recorded in %s (hashes only, no text).", path)
     is_ahead = vllm_config.scheduler_config.async_scheduling

@@ -616,7 +616,9 @@ class EngineArgs:
 
     def _read_speculative_config(self) -> SpeculativeConfig | None:
         asked = self.speculative_config
-        return SpeculativeConfig.from_dict(asked) if self._asks_for_drafts and asked else None
+        if asked is None or not self._asks_for_drafts:
+            return None
+        return SpeculativeConfig.from_dict(asked)
 
     def _make_speculative_config(self, model_config: ModelConfig) -> SpeculativeConfig | None:
         config = self._read_speculative_config()
