@@ -358,3 +358,14 @@ def test_requests_that_are_gone_are_forgotten() -> None:
     weigher.choose({"a": Draft([1], 2)}, {"a": 5})
     weigher.note_texts({"b": [1, 2]})
     assert not weigher._foretold
+
+
+def test_a_passage_ends_at_a_token_that_was_not_drafted_as_well() -> None:
+    """The model adds a token to those drafted: it may be another than the passage has."""
+    passage = list(range(10, 22))
+    for added, match in ((passage[4], 5), (99, 0)):
+        weigher = DraftWeigher()
+        text = [*passage, passage[0]]
+        weigher.choose({"a": Draft(tuple(passage[1:4]), 2, 1)}, {"a": len(text)})
+        found = weigher.note_texts({"a": [*text, *passage[1:4], added]})["a"]
+        assert (found.start, found.match) == (5, match)

@@ -291,10 +291,12 @@ class DraftWeigher:
                 continue
             actual = texts[name][told.length :]
             num_right = self._note(told, actual)
-            is_right = num_right == min(len(actual), len(told.draft.tokens))
+            next_start = told.draft.start + len(actual)
+            # What came behind the draft's end, too: a token that was not drafted may differ.
+            repeated = texts[name][told.draft.start : next_start]
+            is_right = all(a == b for a, b in zip(actual, repeated, strict=False))
             match = told.draft.match + num_right
             is_lost = not is_right and told.draft.is_resumed and match == 0
-            next_start = told.draft.start + len(actual)
             passages[name] = Passage(next_start, match if is_right else 0, is_lost)
         return passages
 
