@@ -39,6 +39,7 @@ constexpr int kMostCodedRows = kHasWideTiles ? 2 * kCodedRows : kCodedRows;
 // read codes as one stream.
 constexpr int kLeastVecs = std::min(kPanelTileVecs, kPanelVecs / 2);
 constexpr bool can_take_parts(int64_t rows) {
+  if (rows <= kFewPanelRows) return false;
   return rows > kMostCodedRows || rows / ceil_div(rows, kCodedRows) > kFewPanelRows;
 }
 

@@ -22,6 +22,9 @@ gc.disable()
 # the cores: threads wait for each other after every operator.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# How much is drafted hangs on what steps took: engines of the tests draft where they are told to.
+os.environ.setdefault("VLLM_UNASKED_DRAFTS", "0")
+
 # Most servers of the tests see no grammar.
 os.environ.setdefault("VLLM_WARM_GRAMMARS", "0")
 

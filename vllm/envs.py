@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     VLLM_CPU_INT4_W4A8: bool
     VLLM_CPU_TOWER_INT16: bool
     VLLM_NATIVE: bool
+    VLLM_UNASKED_DRAFTS: bool
     VLLM_NATIVE_LIBRARY: str | None
     VLLM_BATCH_INVARIANT: bool
     VLLM_CUDA_REFERENCE: bool
@@ -165,6 +166,8 @@ _READERS: dict[str, Callable[[], Any]] = {
     "VLLM_CPU_OMP_THREADS_BIND": lambda: os.environ.get("VLLM_CPU_OMP_THREADS_BIND") or "auto",
     # Whether a CPU runs a model by the kernels of csrc/, where they are built and have one for it.
     "VLLM_NATIVE": lambda: _flag("VLLM_NATIVE", True),
+    # Whether lookups draft where nobody said what drafts (docs/spec_decode.md).
+    "VLLM_UNASKED_DRAFTS": lambda: _flag("VLLM_UNASKED_DRAFTS", True),
     # Another build of them, such as `make sanitize`'s.
     "VLLM_NATIVE_LIBRARY": lambda: os.environ.get("VLLM_NATIVE_LIBRARY") or None,
     # Whether a GPU's products have one order of sums in any batch, too.

@@ -168,10 +168,13 @@ def test_drafts_are_made_unasked_by_one_workers_kernels(monkeypatch: pytest.Monk
         parallel = ParallelConfig(tensor_parallel_size=num_workers)
         return CpuPlatform().default_drafts(VllmConfig(parallel_config=parallel))
 
+    monkeypatch.setenv("VLLM_UNASKED_DRAFTS", "1")
     assert choose() == SpeculativeConfig.unasked()
     # What stands in for another device runs none of them.
     for platform in (CudaReferencePlatform(), ReferencePlatform()):
         assert platform.default_drafts(VllmConfig()) is None
     assert choose(num_workers=2) is None
-    monkeypatch.setenv("VLLM_NATIVE", "0")
-    assert choose() is None
+    for name in ("VLLM_NATIVE", "VLLM_UNASKED_DRAFTS"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "0")
+            assert choose() is None

@@ -80,7 +80,7 @@ class CpuPlatform(Platform):
 
         None where this stands in for another device, which drafts nothing unasked.
         """
-        runs = self.reads_panels and envs.VLLM_NATIVE
+        runs = self.reads_panels and envs.VLLM_NATIVE and envs.VLLM_UNASKED_DRAFTS
         is_alone = config.parallel_config.world_size == 1
         return SpeculativeConfig.unasked() if runs and is_alone else None
 

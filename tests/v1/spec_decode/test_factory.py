@@ -24,6 +24,12 @@ def make(config: SpeculativeConfig, *, has_same_bits: bool) -> Proposer | None:
     return make_proposer(config, cast(Any, steps), unused, {}, unused)
 
 
+@pytest.fixture(autouse=True)
+def drafts_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' engines do not."""
+    monkeypatch.setenv("VLLM_UNASKED_DRAFTS", "1")
+
+
 def test_nobody_is_given_drafts_that_could_change_an_answer() -> None:
     unasked = SpeculativeConfig.unasked()
     assert isinstance(make(unasked, has_same_bits=True), WeighedNgramProposer)
