@@ -187,9 +187,10 @@ class WeighedNgramProposer:
         return self._num_passed == 0
 
     def _draft(self, tokens: np.ndarray, passage: Passage | None) -> Draft:
-        """Look a text's last tokens up; where few match, the passage before may go on.
+        """Look a text's last tokens up, unless the passage that was repeated before goes on.
 
-        So it does where many match.
+        It does where it matched for as long as places are compared. Where a lookup finds little, it
+        may, too.
         """
         if passage is not None and self._lookup.is_whole(passage, len(tokens)):
             return self._lookup.resume(tokens, passage)

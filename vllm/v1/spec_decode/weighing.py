@@ -366,8 +366,9 @@ class DraftWeigher:
         for taken, (gain, _) in enumerate(rows, start=1):
             gained += gain
             slowed = self.costs.estimate(num_requests + taken) / alone
-            if gained - num_requests * log(slowed) > best:
-                best, count = gained - num_requests * log(slowed), taken
+            rate = gained - num_requests * log(slowed)
+            if rate > best:
+                best, count = rate, taken
         return rows[:count]
 
     def _chance_of(self, kind: int) -> Chance:
