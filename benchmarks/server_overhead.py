@@ -23,6 +23,7 @@ import psutil
 from benchmarks.live_server import LiveServer
 from benchmarks.result import print_result
 from vllm import EngineArgs, SamplingParams
+from vllm.config.speculative import NO_DRAFTS
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -43,7 +44,9 @@ def make_prompts(num_streams: int) -> list[list[int]]:
 
 async def run_engine(num_streams: int, num_tokens: int, with_schema: bool) -> float:
     """Return seconds between the first and the last token of all streams, by the engine alone."""
-    engine = AsyncLLM.from_engine_args(EngineArgs(_MODEL, block_size=32))
+    engine = AsyncLLM.from_engine_args(
+        EngineArgs(_MODEL, block_size=32, speculative_config=dict(NO_DRAFTS))
+    )
     params = SamplingParams(
         max_tokens=num_tokens,
         ignore_eos=True,
@@ -118,7 +121,8 @@ def measure(num_streams: int, num_tokens: int, runs: int, with_schema: bool) -> 
     engine_s = [asyncio.run(run_engine(num_streams, num_tokens, with_schema)) for _ in range(runs)]
     server_s, cpu_s = [], []
     with tempfile.TemporaryDirectory() as folder:
-        flags = (_MODEL, "--block-size", "32", "--disable-uvicorn-access-log")
+        drafts = ("--speculative-config", json.dumps(dict(NO_DRAFTS)))
+        flags = (_MODEL, "--block-size", "32", "--disable-uvicorn-access-log", *drafts)
         with LiveServer(Path(folder) / "log.txt", *flags) as server:
             process = psutil.Process(server.process.pid)
             asyncio.run(run_server(server.port, 1, num_tokens, with_schema))

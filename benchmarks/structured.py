@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.result import percentiles, print_result
+from vllm.config.speculative import NO_DRAFTS
 from vllm.parser.forced_calls import AnswerGrammar, answer_tag
 from vllm.parser.grammar_formats import json_of
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -73,6 +74,7 @@ def make_core(ask: dict[str, Any], args: argparse.Namespace) -> EngineCore:
         max_model_len=1024,
         kv_cache_memory_bytes=1 << 27,
         max_num_seqs=args.batch,
+        speculative_config=dict(NO_DRAFTS),
     )
     core = build_engine_core(engine.create_vllm_config())
     for i in range(args.batch):

@@ -1,10 +1,11 @@
 """Speed of a trained model with looked-up drafts: none, three at a time, and as many as pay.
 
 Edits begin to write a passage of the prompt again, quotes are asked in the midst of other text, and
-prose repeats nothing but what its author does. The same four texts of each kind are answered one at
-a time, two at a time and at once. The engines answer each text in turns, so that they share what
-else the machine does. Time is taken by the clock and by the processor, since either may be another
-program's doing: a figure is the sum of each text's least.
+prose repeats nothing but what its author does. Of these no engine has seen an answer; what is asked
+again has one. The same four texts of each kind are answered one at a time, two at a time and at
+once. The engines answer each text in turns, so that they share what else the machine does. Time is
+taken by the clock and by the processor, since either may be another program's doing: a figure is
+the sum of each text's least.
 """
 
 import os
@@ -30,6 +31,8 @@ DRAFTERS: Mapping[str, Mapping[str, Any] | None] = MappingProxyType(
     }
 )
 _ANSWER_TOKENS = 96
+# What was answered before under the same salt.
+_AGAIN = "again"
 _PASSAGE = 1200
 # Requests at a time.
 _AT_ONCE = (1, 2, 4)
@@ -57,13 +60,15 @@ def check_drafts(path: Path, num_rounds: int) -> Report:
             for name, raw in DRAFTERS.items()
         }
         for kind, texts in _draw_texts().items():
+            num_before = _ANSWER_TOKENS if kind == _AGAIN else 1
             for count in _AT_ONCE:
                 groups = [texts[at : at + count] for at in range(0, max(_AT_ONCE), count)]
-                _race(arms, f"{kind}_{count}", groups, num_rounds, report)
+                _race(arms, f"{kind}_{count}", groups, num_rounds, num_before, report)
     return report
 
 
 def _draw_texts() -> dict[str, list[str]]:
+    """Return the texts by kind."""
     names = sorted(topics, key=lambda name: -len(topics[name]))
     passages = [topics[name][:_PASSAGE] for name in names]
     return {
@@ -72,6 +77,7 @@ def _draw_texts() -> dict[str, list[str]]:
             f"{text}\n\nIt begins like this: {text[:60]}" for text in passages[max(_AT_ONCE) :]
         ],
         "prose": [f"Chapter {i}. It was a bright cold day in spring, and" for i in range(1, 9)],
+        _AGAIN: [f"{text}\n\nIn other words," for text in passages],
     }
 
 
@@ -102,18 +108,25 @@ def _race(
     title: str,
     groups: Sequence[list[str]],
     num_rounds: int,
+    num_before: int,
     report: Report,
 ) -> None:
-    """Have each arm answer the texts of a group at once, group by group."""
+    """Have each arm answer the texts of a group at once, group by group.
+
+    Each turn has a salt of its own, under which so many tokens are answered before: the prompt is
+    cached then, and where that is one token, nothing else is known of the answer.
+    """
     wall, processor = _Times(), _Times()
     answers: dict[tuple[str, int], list[list[int]]] = {}
     for turn in range(num_rounds + _MORE_ROUNDS + 1):
         order = list(arms) if turn % 2 else list(arms)[::-1]
         for group, texts in enumerate(groups):
             for name in order:
+                salt = f"{title}-{turn}"
+                _answer(arms[name], texts, salt, num_before)
                 begin, own = time.perf_counter(), time.process_time()
-                answer = _answer(arms[name], texts)
-                # The first turn fills the caches.
+                answer = _answer(arms[name], texts, salt)
+                # The first turn learns what steps take.
                 if turn:
                     wall.note(name, group, time.perf_counter() - begin)
                     processor.note(name, group, time.process_time() - own)
@@ -133,7 +146,10 @@ def _race(
         report.faults.append(f"{title}: drafting makes it slower")
 
 
-def _answer(engine: LLM, texts: list[str]) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True)
-    outputs = engine.generate(texts, params, use_tqdm=False)
+def _answer(
+    engine: LLM, texts: list[str], salt: str, num_tokens: int = _ANSWER_TOKENS
+) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    prompts = [{"prompt": text, "cache_salt": salt} for text in texts]
+    outputs = engine.generate(prompts, params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]

@@ -127,7 +127,7 @@ def test_random_traffic_with_too_little_memory(checkpoint: tuple[Path, Any]) -> 
         for i in range(14)
     ]
     asked = [rng.randint(20, 60) for _ in prompts]
-    num_blocks = {"qwen3_5_text": 44, "glm_moe_dsa": 30}.get(reference.config.model_type, 80)
+    num_blocks = {"qwen3_5_text": 44, "glm_moe_dsa": 30}.get(reference.config.model_type, 78)
     with start(folder, 2, num_gpu_blocks_override=num_blocks, max_num_seqs=6) as llm:
         answers, _ = ask(llm, prompts, asked)
         assert count(llm, "vllm:num_preemptions") > 0

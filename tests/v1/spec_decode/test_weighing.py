@@ -54,6 +54,7 @@ class _State:
     req_id: str
     tokens: np.ndarray
     num_tokens: int
+    text_owner: None = None
 
     def get_tokens(self, start: int, end: int) -> np.ndarray:
         return self.tokens[start:end]

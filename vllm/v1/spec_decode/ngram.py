@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last tokens where they stood before is drafted again."""
+"""Lookups: what followed the last tokens where they stood before is drafted again."""
 
 import time
 from collections import Counter
@@ -8,7 +8,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from vllm.v1.spec_decode.earlier_texts import EarlierTexts
 from vllm.v1.spec_decode.weighing import Agreement, Draft, DraftWeigher, Passage
+from vllm.v1.worker.request_state import RequestState
 from vllm.v1.worker.step_input import StepInput
 
 # So many last tokens say more than that a passage was repeated up to the one before.
@@ -37,6 +39,11 @@ class NgramProposer:
         self._num_drafts = num_drafts
         self._min_length = min_length
         self._back = np.arange(max_length)
+
+    @property
+    def max_length(self) -> int:
+        """Most last tokens that are compared."""
+        return len(self._back)
 
     def propose(
         self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
@@ -118,6 +125,8 @@ def _choose(tokens: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, Agreement
 class WeighedNgramProposer:
     """Drafts as many looked-up tokens as pay: what a step costs is measured from one to the next.
 
+    They are looked up in the request's own text, and in an earlier one that begins like it.
+
     Args:
         lookup: Looks the tokens up.
         clock: Seconds, never going back.
@@ -136,6 +145,7 @@ class WeighedNgramProposer:
         self._most_requests = most_requests
         self._clock = clock
         self._weigher = DraftWeigher()
+        self._earlier = EarlierTexts(lookup.max_length)
         # When the last step was drafted for, and whose tokens it had.
         self._last_time = 0.0
         self._last_names: frozenset[str] = frozenset()
@@ -148,6 +158,10 @@ class WeighedNgramProposer:
         self, step: StepInput, streams: torch.Tensor, rebuilds: Mapping[str, int]
     ) -> list[list[int]]:
         """Draft for the sampled requests as far as it pays."""
+        sampled = [
+            state for state, count in zip(step.requests, step.sampled_counts, strict=True) if count
+        ]
+        self._earlier.note(sampled)
         if self._most_requests is not None and len(step.requests) > self._most_requests:
             # What passes until the next look is no step's time.
             self._last_names = frozenset()
@@ -157,13 +171,9 @@ class WeighedNgramProposer:
         if not self._should_look(step, names):
             self._last_time = self._clock()
             return [[] for _ in names]
-        texts = {
-            state.req_id: state.get_tokens(0, state.num_tokens)
-            for state, count in zip(step.requests, step.sampled_counts, strict=True)
-            if count
-        }
+        texts, begun = self._read(sampled)
         self._note_step(step, texts, begin)
-        passages = self._weigher.note_texts(texts)
+        passages = begun | self._weigher.note_texts(texts)
         drafts = {name: self._draft(tokens, passages.get(name)) for name, tokens in texts.items()}
         counts = self._weigher.choose(drafts, {name: len(text) for name, text in texts.items()})
         self._num_drafted = sum(counts.values())
@@ -185,6 +195,22 @@ class WeighedNgramProposer:
             return True
         self._num_passed = (self._num_passed + 1) % _LOOK_STEPS
         return self._num_passed == 0
+
+    def _read(
+        self, requests: Sequence[RequestState]
+    ) -> tuple[dict[str, np.ndarray], dict[str, Passage]]:
+        """Return the texts to look up in, and of those that only repeat an earlier one where."""
+        texts, begun = {}, {}
+        for state in requests:
+            tokens = state.get_tokens(0, state.num_tokens)
+            earlier = self._earlier.find(state)
+            if earlier is None:
+                texts[state.req_id] = tokens
+                continue
+            texts[state.req_id] = np.concatenate((earlier.tokens, tokens))
+            if len(tokens) == earlier.shared:
+                begun[state.req_id] = Passage(earlier.start, earlier.shared, is_lost=False)
+        return texts, begun
 
     def _draft(self, tokens: np.ndarray, passage: Passage | None) -> Draft:
         """Look a text's last tokens up, unless the passage that was repeated before goes on.

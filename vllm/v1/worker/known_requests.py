@@ -78,7 +78,10 @@ class KnownRequests:
             new.pooling_params,
             RequestPictures.from_data(new),
         )
+        state.text_owner = new.text_owner
+        state.num_cached_tokens = new.num_computed_tokens
         if known is not None:
+            state.num_cached_tokens = known.num_cached_tokens
             state.num_pooled = known.num_pooled
             state.num_prompt_logprobs = known.num_prompt_logprobs
         state.num_computed_tokens = new.num_computed_tokens

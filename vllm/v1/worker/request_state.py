@@ -28,6 +28,8 @@ class RequestState:
         num_prompt_tokens: Tokens of the prompt, without the answer.
         num_tokens: Known tokens: prompt and accepted answer.
         num_computed_tokens: Tokens whose KV rows exist, as the scheduler says.
+        num_cached_tokens: Those of its prompt that it found computed when it came.
+        text_owner: Whose later requests may be drafted what stands in its text; None: nobody's.
         tables: Block tables.
         sampling: The request's rows for the sampler.
         history: What its own tokens ask of the next one; None: nothing.
@@ -43,6 +45,7 @@ class RequestState:
     __slots__ = (
         "_token_ids",
         "history",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_pooled",
         "num_prompt_logprobs",
@@ -53,6 +56,7 @@ class RequestState:
         "req_id",
         "sampling",
         "tables",
+        "text_owner",
         "tokens_in_flight",
     )
 
@@ -74,6 +78,8 @@ class RequestState:
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = len(token_ids)
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.text_owner: str | None = None
         self.num_prompt_logprobs = 0
         self.tokens_in_flight: dict[int, int] = {}
         self.tables = RequestBlockTables(num_groups)

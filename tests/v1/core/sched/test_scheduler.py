@@ -725,6 +725,33 @@ def test_drafts_are_cut_to_the_budget_and_to_the_model_length() -> None:
     assert output.scheduled_spec_decode_tokens == {"0": [1, 2]}
 
 
+@pytest.mark.parametrize(("max_tokens", "drafted"), [(5, [1, 2, 3]), (3, [1]), (2, [])])
+def test_no_more_is_drafted_than_the_request_may_say(max_tokens: int, drafted: list[int]) -> None:
+    scheduler = make_scheduler(num_speculative_tokens=4)
+    scheduler.add_request(make_request("0", 10, max_tokens=max_tokens))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, answer(output, {"0": [0]}))
+    scheduler.update_draft_token_ids(DraftTokenIds(["0"], [[1, 2, 3, 4]]))
+    output = scheduler.schedule()
+    assert output.scheduled_spec_decode_tokens.get("0", []) == drafted
+
+
+def test_drafts_do_not_preempt_anybody() -> None:
+    """The block that a guess would need goes to nobody, and the request goes on without it."""
+    # Two of 32 tokens each, and the null block.
+    scheduler = make_scheduler(num_blocks=5, block_size=16, num_speculative_tokens=4)
+    for name in ("0", "1"):
+        scheduler.add_request(make_request(name, 28))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, answer(output, {"0": [0], "1": [0]}))
+    scheduler.update_draft_token_ids(DraftTokenIds(["0", "1"], [[1, 2, 3, 4], [5]]))
+    output = scheduler.schedule()
+    assert not output.preempted_req_ids
+    assert output.num_scheduled_tokens == {"0": 1, "1": 2}
+    assert output.scheduled_spec_decode_tokens == {"1": [5]}
+    assert scheduler.requests["0"].spec_token_ids == []
+
+
 def test_drafts_of_chunks_and_strangers_are_ignored() -> None:
     scheduler = make_scheduler(num_speculative_tokens=2, max_num_batched_tokens=16)
     scheduler.add_request(make_request("0", 40))

@@ -34,6 +34,8 @@ class NewRequestData:
     prefill_token_ids: list[int] | None = None
     # Under which the encoder's outputs are kept, by item; None: under the identifiers.
     encoder_keys: list[str] | None = None
+    # Whose later requests may be drafted what stands in its text; None: nobody's.
+    text_owner: str | None = None
 
     @classmethod
     def from_request(
@@ -56,6 +58,7 @@ class NewRequestData:
             prompt_is_token_ids=getattr(request, "prompt_is_token_ids", None),
             prefill_token_ids=prefill_token_ids,
             encoder_keys=request.encoder_keys() if request.mm_features else None,
+            text_owner=request.text_owner,
         )
 
     def _describe(self, *, with_tokens: bool) -> str:

@@ -50,7 +50,12 @@ class RunningPass:
         num_new_tokens = decision.num_new_tokens
         if num_new_tokens == 0:
             return True
-        new_blocks = self._allocate(request, num_new_tokens)
+        new_blocks = self._take_blocks(request, num_new_tokens)
+        if new_blocks is None and request.spec_token_ids:
+            # Nobody makes room for what is only guessed.
+            request.propose_drafts([])
+            return self._schedule(request)
+        new_blocks = new_blocks or self._allocate(request, num_new_tokens)
         if new_blocks is None:
             return False
         step.add(step.running, request, num_new_tokens, new_blocks)
@@ -83,18 +88,18 @@ class RunningPass:
 
     def _allocate(self, request: Request, num_new_tokens: int) -> KVCacheBlocks | None:
         """Take blocks, preempting others or, at last, the request itself (then None)."""
-        while True:
-            new_blocks = self.held.manager.allocate_slots(
-                request,
-                num_new_tokens,
-                num_lookahead_tokens=self.limits.num_lookahead_tokens,
-            )
-            if new_blocks is not None:
-                return new_blocks
+        while (new_blocks := self._take_blocks(request, num_new_tokens)) is None:
             victim = self.held.requests.choose_victim()
             self._preempt(victim)
             if victim is request:
                 return None
+        return new_blocks
+
+    def _take_blocks(self, request: Request, num_new_tokens: int) -> KVCacheBlocks | None:
+        """Take blocks if there are enough."""
+        return self.held.manager.allocate_slots(
+            request, num_new_tokens, num_lookahead_tokens=self.limits.num_lookahead_tokens
+        )
 
     def _preempt(self, victim: Request) -> None:
         running = self.held.requests.running

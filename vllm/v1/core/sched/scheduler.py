@@ -365,7 +365,10 @@ class Scheduler(SchedulerNames, SchedulerInterface):
         return self._encoder.orders is not None and self._encoder.orders.is_open(key)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Take draft tokens for the next step; ended requests and prefill chunks get none."""
+        """Take draft tokens for the next step; ended requests and prefill chunks get none.
+
+        Nor does anybody more than the step may bring: one token comes without drafts.
+        """
         pairs = zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)
         for request_id, drafts in pairs:
             request = self._requests.by_id.get(request_id)
@@ -375,7 +378,8 @@ class Scheduler(SchedulerNames, SchedulerInterface):
                 drafts = []
             elif request.use_structured_output:
                 drafts = self.structured_output_manager.filter_drafts(request, drafts)
-            request.propose_drafts(drafts)
+            num_useful = request.max_tokens - request.num_output_tokens - 1
+            request.propose_drafts(drafts[: max(0, num_useful)])
 
     # ============================================================ cache, stats
 
