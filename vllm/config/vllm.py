@@ -87,7 +87,7 @@ class VllmConfig:
         return self.kv_transfer_config is not None and self.kv_transfer_config.has_tiers
 
     @property
-    def num_speculative_tokens(self) -> int:
-        """Draft tokens a step; 0 without a drafter."""
+    def usual_drafts(self) -> int:
+        """Drafts that a request usually gets in a step, for which the KV cache has room."""
         config = self.speculative_config
-        return config.num_speculative_tokens if config is not None else 0
+        return config.usual_drafts if config is not None else 0

@@ -147,7 +147,7 @@ class RecordedRun:
         self._ahead: StepAhead | None = None
         if isinstance(self.scheduler, AsyncScheduler):
             self._ahead = StepAhead(self.scheduler, self)  # type: ignore[arg-type]
-        self._num_drafts = config.num_speculative_tokens
+        self._num_drafts = config.usual_drafts
         self.has_drafter = self._num_drafts > 0
         self.prompts: list[list[int]] = []
         self._count = 0

@@ -6,8 +6,6 @@ from functools import partial
 
 from vllm import platforms
 from vllm.config import VllmConfig
-from vllm.exceptions import PoolTooSmallError
-from vllm.logger import init_logger
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.kv_cache_setup import check_fixed_pool, smallest_pool_bytes
 from vllm.v1.engine.memory_check import MemoryNeeds, check_memory, estimate_activation_bytes
@@ -18,20 +16,13 @@ from vllm.v1.executor.ray_ranks import start_ray_ranks
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-logger = init_logger(__name__)
-
 
 def build_engine_core(vllm_config: VllmConfig) -> EngineCore:
     """Make the engine core of this process, the platform's defaults filled in."""
     config = platforms.current_platform.check_and_update_config(vllm_config)
     drafts = platforms.current_platform.default_drafts(config) if config.may_draft else None
     if drafts is not None:
-        drafting = replace(config, speculative_config=drafts)
-        try:
-            return EngineCore(drafting, _choose_executor(drafting))
-        except PoolTooSmallError:
-            # Drafts take blocks, too, and nobody asked for them.
-            logger.info("Drafts: none, for which the KV cache is too small.")
+        config = replace(config, speculative_config=drafts)
     return EngineCore(config, _choose_executor(config))
 
 

@@ -112,7 +112,7 @@ def _blocks_per_request(
         if geometry is not None:
             # The admission gate's own number: window groups hold tails, never a chunk.
             return max_request_blocks(
-                geometry, vllm_config.model_config.max_model_len, vllm_config.num_speculative_tokens
+                geometry, vllm_config.model_config.max_model_len, vllm_config.usual_drafts
             )
     return sum(
         cdiv(
