@@ -24,7 +24,7 @@ from vllm.distributed.kv_events import EventPublisher
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.messages import PrefillStats
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 _TOKEN = 0
@@ -218,10 +218,13 @@ class ExactTwin:
         self._scheduler.update_from_output(step, output)
         if self.engine.has_drafter:
             usual = self.engine.num_drafts
-            alive = [request for request in scheduled if not request.is_finished()]
-            news = [[0] * drafts.get(self.numbers[r.request_id], usual) for r in alive]
-            names = [request.request_id for request in alive]
-            self._scheduler.update_draft_token_ids(DraftTokenIds(names, news))
+            # As many as were taken: here a request ends where it did, and there perhaps sooner than
+            # it had to, so that more was drafted than would be left.
+            for request in scheduled:
+                if not request.is_finished():
+                    likely = 0 if request.is_prefill_chunk else usual
+                    count = drafts.get(self.numbers[request.request_id], likely)
+                    request.propose_drafts([0] * count)
 
     def _tokens(self, request: Request, counts: dict[int, int]) -> list[int]:
         number = self.numbers[request.request_id]
