@@ -42,6 +42,9 @@ from benchmarks.real_weights.schemas import list_schemas
 from benchmarks.real_weights.tokenizer_ids import check_tokenizer_ids
 from benchmarks.result import print_result
 
+# From here on numbers are shown in other ways.
+_SMALL, _LARGE = 0.01, 5.0
+
 
 def main() -> int:
     """Run the checks; return the exit code."""
@@ -179,8 +182,12 @@ class _Found:
 
 
 def _write_table(told: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return figures as a markdown table, a column for each model."""
+    """Return figures as a markdown table, a column for each model.
+
+    What a check took, and processor times beside those by the clock, are in the JSON lines alone.
+    """
     rows = list(dict.fromkeys(key for figures in told.values() for key in figures))
+    rows = [row for row in rows if not row.endswith(("_seconds", "_processor"))]
     lines = [f"| | {' | '.join(told)} |", "|---|" + "---:|" * len(told)]
     for row in rows:
         cells = [_show(figures.get(row)) for figures in told.values()]
@@ -191,7 +198,12 @@ def _write_table(told: Mapping[str, Mapping[str, Any]]) -> str:
 def _show(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value < _SMALL:
+        return f"{value:.1e}"
+    # A perplexity, whose changes are small, or how many times as fast something is.
+    return f"{value:.4f}" if value >= _LARGE else f"{value:.2f}"
 
 
 if __name__ == "__main__":
