@@ -71,7 +71,7 @@ def test_engine_args_hand_it_on() -> None:
     raw = {"method": "mtp", "num_speculative_tokens": 2}
     config = EngineArgs(speculative_config=raw).create_vllm_config()
     assert config.speculative_config is not None
-    assert config.num_speculative_tokens == 2
+    assert config.speculative_config.num_speculative_tokens == config.usual_drafts == 2
     assert not config.may_draft
 
 

@@ -59,7 +59,9 @@ def test_aborts_at_any_moment_lose_nothing(
 ) -> None:
     monkeypatch.setenv("VLLM_CHECK_INVARIANTS", "1")
     reference = write(name, tmp_path)
-    session, rng = start(name, tmp_path), random.Random(name)
+    # Draws by the bare name lead Kimi to a text where two experts' scores differ by 4e-7, and the
+    # reference takes the other one.
+    session, rng = start(name, tmp_path), random.Random(f"{name} 1")
     trunk = random_tokens(120, 1, VOCAB_SIZE)
     ended: dict[str, set[str]] = {"waiting": set(), "prefill": set(), "decode": set()}
     try:
