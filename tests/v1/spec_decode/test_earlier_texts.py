@@ -16,7 +16,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.core_factory import build_engine_core
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.request_options import RequestOptions
-from vllm.v1.spec_decode.earlier_texts import _MOST_TEXTS, EarlierTexts
+from vllm.v1.spec_decode.earlier_texts import _MOST_TEXTS, _MOST_TOKENS, EarlierTexts
 from vllm.v1.spec_decode.ngram import NgramProposer, WeighedNgramProposer
 from vllm.v1.worker.request_state import RequestState
 
@@ -62,6 +62,11 @@ def test_what_followed_the_longest_common_prefix_is_found() -> None:
     assert find(others[:1], request) == [5, 5, 5]
     assert find(others[3:4], request) is None
     assert find([], request) is None
+
+
+def test_a_prefix_may_be_shorter_than_what_is_compared() -> None:
+    request = make_state("now", PREFIX[:4], 4, num_cached=3)
+    assert find([make_state("before", [*PREFIX[:4], 1, 2])], request) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -111,29 +116,69 @@ def test_what_was_found_stays_while_a_request_runs() -> None:
     assert known.find(request) is first
 
 
-def test_the_oldest_texts_are_forgotten() -> None:
+def test_what_was_found_does_not_change_with_the_other_text() -> None:
+    """The scheduler may not keep what the other request sampled last."""
     known = EarlierTexts(NUM_BEFORE)
-    known.note([make_state("before", [*PREFIX, 1, 2])])
-    known.note(make_state(str(i), [i]) for i in range(_MOST_TEXTS - 2))
-    last = make_state("in time", [*PREFIX, 1], num_cached=64)
-    known.note([last])
-    assert known.find(last) is not None
-    late = make_state("late", [*PREFIX[:-1], 1], num_cached=63)
-    known.note([late])
-    # Of the one in time everything is shared but the last token.
-    found = known.find(late)
+    before = make_state("before", [*PREFIX, 1, 2, 3])
+    request = make_state("now", [*PREFIX, 1], num_cached=64)
+    known.note([before, request])
+    found = known.find(request)
+    before.match_num_tokens(len(PREFIX) + 1)
+    before.append_tokens([8, 9])
     assert found is not None
-    assert found.tokens[found.start :].tolist() == [PREFIX[-1], 1]
+    assert found.tokens[found.start :].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("num_tokens", [1, _MOST_TOKENS // 2 + 1], ids=["many", "long"])
+def test_texts_stay_while_their_requests_run(num_tokens: int) -> None:
+    """What was found is a part of what is looked up in: another would stand elsewhere."""
+    known = EarlierTexts(NUM_BEFORE)
+    request = make_state("now", [*PREFIX, 1], num_cached=64)
+    known.note([make_state("before", [*PREFIX, 1, 2])])
+    known.note([request])
+    first = known.find(request)
+    assert first is not None
+    num_others = 2 * _MOST_TEXTS if num_tokens == 1 else 3
+    running = [request]
+    for i in range(num_others):
+        running.append(make_state(str(i), [0] * num_tokens))
+        known.note(running)
+    assert known.find(request) is first
+    later = make_state("later", [*PREFIX, 1], num_cached=64)
+    known.note([make_state("between", [*PREFIX, 1, 7]), *running])
+    known.note([*running, later])
+    assert known.find(request) is first
+    assert known.find(later) is not first
+
+
+def test_the_oldest_texts_are_forgotten() -> None:
+    for num_between, is_found in ((_MOST_TEXTS - 1, True), (_MOST_TEXTS, False)):
+        known = EarlierTexts(NUM_BEFORE)
+        known.note([make_state("before", [*PREFIX, 1, 2])])
+        for i in range(num_between):
+            known.note([make_state(str(i), [i])])
+        last = make_state("last", [*PREFIX, 1], num_cached=64)
+        known.note([last])
+        assert (known.find(last) is not None) == is_found
 
 
 def test_few_long_texts_are_known() -> None:
-    known = EarlierTexts(NUM_BEFORE)
-    long = np.zeros(2**17, dtype=np.int64).tolist()
-    known.note([make_state("before", [*PREFIX, 1, 2])])
-    known.note([make_state(name, long) for name in ("a", "b")])
-    request = make_state("now", [*PREFIX, 1], num_cached=64)
-    known.note([request])
-    assert known.find(request) is None
+    for num_more, is_found in ((0, True), (1, False)):
+        known = EarlierTexts(NUM_BEFORE)
+        before = make_state("before", [*PREFIX, 1, 2])
+        known.note([before])
+        num_tokens = _MOST_TOKENS - before.num_tokens + num_more
+        known.note([make_state("long", [0] * num_tokens)])
+        request = make_state("now", [*PREFIX, 1], num_cached=64)
+        known.note([request])
+        assert (known.find(request) is not None) == is_found
+
+
+def test_the_latest_text_is_known_however_long_it_is() -> None:
+    text = [*PREFIX, *range(_MOST_TOKENS)]
+    found = find([make_state("before", text)], make_state("now", PREFIX, num_cached=64))
+    assert found is not None
+    assert found[:3] == [0, 1, 2]
 
 
 # ---- what is drafted ---------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 
 from vllm.v1.worker.request_state import RequestState
 
-# So many texts are known, the latest, of so many tokens in all.
+# So many texts are known beside those of the step, the latest, of so many tokens in all.
 _MOST_TEXTS, _MOST_TOKENS = 64, 2**18
 # So much of an earlier text is looked at, from where the prefix ends.
 _MOST_FOLLOWING = 2**13
@@ -55,7 +55,9 @@ class _Text:
 
 
 class EarlierTexts:
-    """The latest texts, of requests that run and that ended.
+    """The texts of a step's requests, and the latest others.
+
+    A text stays while its request runs: what was found for it is a part of what is looked up in.
 
     Args:
         num_before: Tokens of a prefix that are compared with a text's last ones.
@@ -69,16 +71,19 @@ class EarlierTexts:
 
     def note(self, requests: Iterable[RequestState]) -> None:
         """Take note of the tokens that requests have by now."""
+        names, num_before = set(), len(self._texts)
         for state in requests:
             if state.text_owner is None:
                 continue
+            names.add(state.req_id)
             tokens = state.get_tokens(0, state.num_tokens)
             text = self._texts.get(state.req_id)
-            if text is not None:
+            if text is None:
+                self._texts[state.req_id] = _Text(state.text_owner, tokens)
+            else:
                 text.tokens = tokens
-                continue
-            self._texts[state.req_id] = _Text(state.text_owner, tokens)
-            self._drop_oldest()
+        if len(self._texts) > num_before:
+            self._drop_oldest(names)
 
     def find(self, state: RequestState) -> Earlier | None:
         """Return what a request goes on from: the same from its first look on."""
@@ -107,16 +112,18 @@ class EarlierTexts:
         if best is None:
             return None
         first = max(0, most - self._num_before)
-        tokens = best.tokens[first : most + _MOST_FOLLOWING]
+        # A copy: the other text may still change, and must not stay alive with this one.
+        tokens = best.tokens[first : most + _MOST_FOLLOWING].copy()
         return Earlier(tokens, most - first, most)
 
-    def _drop_oldest(self) -> None:
-        num_tokens = sum(len(text.tokens) for text in self._texts.values())
-        while len(self._texts) > 1 and (
-            len(self._texts) > _MOST_TEXTS or num_tokens > _MOST_TOKENS
-        ):
-            name = next(iter(self._texts))
-            num_tokens -= len(self._texts.pop(name).tokens)
+    def _drop_oldest(self, kept: set[str]) -> None:
+        """Drop the oldest texts beyond the limits, of which those that are kept are no part."""
+        others = [name for name in self._texts if name not in kept]
+        num_tokens = 0
+        for num_texts, name in enumerate(reversed(others), start=1):
+            num_tokens += len(self._texts[name].tokens)
+            if num_texts > _MOST_TEXTS or (num_tokens > _MOST_TOKENS and num_texts > 1):
+                del self._texts[name]
 
 
 def _count_shared(tokens: np.ndarray, others: np.ndarray, least: int) -> int:
