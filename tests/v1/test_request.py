@@ -9,6 +9,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.engine import (
     EngineCoreEventType,
     EngineCoreRequest,
@@ -344,3 +345,24 @@ def test_from_message():
         assert getattr(request, name) == getattr(message.options, name)
     assert request.max_tokens == 3
     assert len(request.block_hashes) == 1
+
+
+class TestTextOwner:
+    def test_tenants_and_salts_own_their_texts(self):
+        owners = [
+            make_request(tenant=tenant, cache_salt=salt).text_owner
+            for tenant in (None, "a", "b")
+            for salt in (None, "a", "b")
+        ]
+        assert None not in owners
+        assert len(set(owners)) == len(owners)
+        again = make_request(request_id="again", prompt=(4, 5), tenant="a", cache_salt="b")
+        assert again.text_owner == owners[5]
+
+    @pytest.mark.parametrize("options", [{"skip_cache_insert": True}, {"cache_insert_end": 2}])
+    def test_what_others_may_not_find_is_nobodys(self, options):
+        assert make_request(options=RequestOptions(**options)).text_owner is None
+
+    def test_workers_are_told(self):
+        data = NewRequestData.from_request(make_request(cache_salt="a"), ([1],))
+        assert data.text_owner == make_request(cache_salt="a").text_owner

@@ -9,7 +9,16 @@ from vllm.v1.core.values.cache_step import WindowTable
 from vllm.v1.worker.known_requests import KnownRequests
 
 
-def new(req_id: str, prompt: list[int] | None, *, tokens=None, seed=None, params=True):
+def new(
+    req_id: str,
+    prompt: list[int] | None,
+    *,
+    tokens=None,
+    seed=None,
+    params=True,
+    computed=0,
+    owner=None,
+):
     return NewRequestData(
         req_id,
         prompt,
@@ -17,9 +26,10 @@ def new(req_id: str, prompt: list[int] | None, *, tokens=None, seed=None, params
         SamplingParams(seed=seed) if params else None,
         None,
         ([1, 2], []),
-        0,
+        computed,
         None,
         prefill_token_ids=tokens,
+        text_owner=owner,
     )
 
 
@@ -99,6 +109,17 @@ def test_resumed_as_a_new_request_keeps_its_answer_and_key() -> None:
     assert again.num_prompt_tokens == 2
     assert again.sampling.rng_key == first.sampling.rng_key
     assert again.num_prompt_logprobs == 1
+
+
+def test_what_was_cached_is_what_the_first_admission_found() -> None:
+    """A request that resumes finds its own blocks: nobody else's text begins like those."""
+    states = KnownRequests(2, seed=0)
+    states.update(step(new("a", [5, 6, 7], computed=1, owner="somebody"), new("b", [5, 6, 7])))
+    states.update(step(new("a", [5, 6, 7], tokens=[5, 6, 7, 8], computed=3, owner="somebody")))
+    states.update(step(new("b", [5, 6, 7], tokens=[5, 6, 7, 8], computed=3)))
+    found = [(state.num_cached_tokens, state.text_owner) for state in map(states.get, "ab")]
+    assert found == [(1, "somebody"), (0, None)]
+    assert states.get("a").num_computed_tokens == 3
 
 
 def test_keys_come_from_the_request_or_the_engines_seed() -> None:
