@@ -73,7 +73,7 @@ def test_few_requests_draft_and_answer_as_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pool_without_room_for_drafts_serves_without_them(tmp_path: Path) -> None:
+def test_a_pool_without_room_for_drafts_serves_all_the_same(tmp_path: Path) -> None:
     """They take blocks, too: engines that started before still start, and preempt nobody."""
     if load_library() is None:
         pytest.skip("native kernels run no model here")
