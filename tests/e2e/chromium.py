@@ -18,6 +18,9 @@ from websockets.sync.client import connect
 _NAMES = ("chromium", "chromium-browser", "chromium-headless-shell")
 PROGRAM = next(filter(None, map(shutil.which, _NAMES)), None)
 _DEADLINE_S = 90.0
+# From an answer to "go there" to the new page.
+_NAVIGATION_S = 15.0
+_FIRST_PAGE = "about:blank"
 # It asks for nothing outside this machine: its own services are off.
 _FLAGS = (
     "--headless",
@@ -52,7 +55,7 @@ class Chromium:
             log = stack.enter_context((folder / "chromium.log").open("w"))
             self._process = stack.enter_context(
                 subprocess.Popen(
-                    [PROGRAM, *flags, "about:blank"],
+                    [PROGRAM, *flags, _FIRST_PAGE],
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
@@ -115,8 +118,25 @@ class Chromium:
             self.errors.append(str(params["args"]))
 
     def open(self, url: str) -> None:
-        """Go to a page."""
-        self.call("Page.navigate", url=url)
+        """Go to a page.
+
+        The browser gives a navigation up that begins while its first page still loads: nobody is
+        asked for the page then, and it is told to go there again.
+        """
+        deadline = time.monotonic() + _DEADLINE_S
+        while error := self._navigate(url):
+            assert time.monotonic() < deadline, f"{url} was not opened: {error}"
+            time.sleep(0.1)
+
+    def _navigate(self, url: str) -> str | None:
+        """Go to a page; return why the browser did not."""
+        error: str | None = self.call("Page.navigate", url=url).get("errorText")
+        patience = time.monotonic() + _NAVIGATION_S
+        while error is None and self.evaluate("location.href") == _FIRST_PAGE:
+            if time.monotonic() > patience:
+                error = f"still at {_FIRST_PAGE}"
+            time.sleep(0.05)
+        return error
 
     def evaluate(self, script: str, *, waits: bool = False) -> Any:
         """Return the value of an expression in the page, or of what it promises."""
