@@ -79,7 +79,8 @@ def test_answers_and_hits_after_a_kill_under_load(tmp_path: Path) -> None:
         client = threading.Thread(target=load, args=(server, prompts, answers))
         client.start()
         # Under load still: the last ones are being computed, or written.
-        wait_for(lambda: len(answers) >= 5 and count_kept(server) >= 4)
+        # One may be lost with the kill, and one is in the pool before anybody asks.
+        wait_for(lambda: len(answers) >= 5 and count_kept(server) >= 5)
         kill(server)
         client.join()
     with serve(tmp_path, "last.txt", "--prefix-cache-warm", "1") as server:
