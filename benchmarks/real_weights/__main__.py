@@ -188,7 +188,7 @@ def _write_table(told: Mapping[str, Mapping[str, Any]]) -> str:
     """
     rows = list(dict.fromkeys(key for figures in told.values() for key in figures))
     rows = [row for row in rows if not row.endswith(("_seconds", "_processor"))]
-    lines = [f"| | {' | '.join(told)} |", "|---|" + "---:|" * len(told)]
+    lines = [f"| check | {' | '.join(told)} |", "|---|" + "---:|" * len(told)]
     for row in rows:
         cells = [_show(figures.get(row)) for figures in told.values()]
         lines.append(f"| {row.replace('_', ' ')} | {' | '.join(cells)} |")
