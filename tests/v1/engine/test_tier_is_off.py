@@ -26,8 +26,8 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 _OF_TIER = ("vllm.v1.kv_offload.", "vllm.distributed.kv_transfer.")
 _NUM_TOKENS = 12
 _WAIT_S = 120.0
-# Python functions that a quiet step calls for an open disk, whoever's they are: 108. They are 140 where
-# layers are walked, 178 where bad blocks are looked for, 181 where statistics are told every time.
+# Python functions that a quiet step calls for an open disk, whoever's they are: 108. They are 140
+# where layers are walked, 178 where bad blocks are looked for, 181 with statistics in all of them.
 _MOST_FOR_THE_DISK = 122
 
 
