@@ -2,7 +2,7 @@
 
     python -m benchmarks.same_bits [--requests 1000] [--tokens 8] [--settings crowd,chunks]
         [--shape gemma4|qwen3|qwen3.5|deepseek-v4.1|...] [--stored Q4_0|IQ2_XXS,Q2_K|w4a16|...]
-        [--quantization int8] [--kv-cache-dtype int8] [--offline]
+        [--quantization int8] [--kv-cache-dtype int8] [--pool-mib 4] [--offline]
 
 Random prompts, half of them behind one of a few long prefixes, go one by one to a server that runs
 one request at a time on one thread and caches nothing; every second answer is drawn, with a seed.
@@ -17,6 +17,7 @@ experts beside the MLP, as 26B-A4B; the others have recurrent layers. Those that
 have a block that drafts and is right about every second time, for the settings of that name.
 ``--stored`` keeps the matrices of ``--shape qwen3`` in types of GGUF, in turn, or in one of the
 formats of ``packed_formats``. ``--offline`` asks engines in this process in place of servers.
+``--pool-mib``: what settings that preempt begin with; where nobody is, they try half of it.
 """
 
 import argparse
@@ -98,7 +99,7 @@ SETTINGS = {
         32,
         counts="vllm:spec_decode_num_draft_tokens_total",
     ),
-    "preemption": Setting(("--max-num-seqs", "64"), 64, times=10, pool_mib=4, counts=PREEMPTIONS),
+    "preemption": Setting(("--max-num-seqs", "64"), 64, times=10, counts=PREEMPTIONS),
 }
 MTP = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}')
 MTP_SETTINGS = {
@@ -113,7 +114,6 @@ MTP_SETTINGS = {
         ("--max-num-seqs", "64", *MTP),
         64,
         times=10,
-        pool_mib=4,
         counts=PREEMPTIONS,
     ),
 }
@@ -344,6 +344,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--settings", help="All that the model can run, if not given.")
     parser.add_argument("--offline", action="store_true", help="Engines in this process.")
+    parser.add_argument("--pool-mib", type=int, default=4, help="Of settings that preempt.")
     args = parser.parse_args()
     if args.offline:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -367,6 +368,8 @@ def main() -> int:
         alone, _ = answer(folder, model, args.dtype, prompts, args.tokens, alone_with)
         for name in args.settings.split(",") if args.settings else settings:
             setting = replace(settings[name], flags=(*settings[name].flags, *own))
+            if setting.counts == PREEMPTIONS:
+                setting = replace(setting, pool_mib=args.pool_mib)
             answers, count = answer(folder, model, args.dtype, prompts, args.tokens, setting)
             while not count and setting.counts == PREEMPTIONS and setting.pool_mib > 1:
                 # Small rows leave room in this pool.
