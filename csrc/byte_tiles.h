@@ -886,51 +886,127 @@ VN_INLINE Words load_line(const uint32_t* p) {
   return line;
 }
 
-// Whether groups of codes of six bits are as files have them.
-inline bool has_filed_sixes(const PanelView& panel) {
-  const vn_panels& m = panel.m;
-  return m.group == kUnitCodes<VN_CODE_INT6> && panel.cols % m.group == 0 && m.offsets == nullptr &&
-         m.scale_factors != nullptr && m.scale_kind == VN_SCALE_INT8;
-}
+// Groups of GGUF's blocks as they are met: scales are widened there, so that codes come from memory without a pause.
+// Q6_K's groups, of one unit: scales are whole numbers, and those of a block have a factor.
+struct SixBlocks {
+  static constexpr int kKind = VN_CODE_INT6, kUnits = 1;
+  static constexpr bool kHasOffsets = false;
+  const PanelView& panel;
+  Vec factors[kPanelVecs];
 
-// dot_byte_tile of one row over such a panel: scales are widened where they are met, so that codes come from
-// memory without a pause.
-template <CodeFetch kAsks>
-VN_APART void dot_filed_sixes(const ByteInputs& x, int64_t row, const PanelView& panel, float* sums) {
-  constexpr int Kind = VN_CODE_INT6, C = kPanelVecs, kWords = kUnitWords<Kind>;
-  const vn_panels& m = panel.m;
-  const int8_t* inputs = x.codes + row * x.stride;
+  static bool fit(const PanelView& panel) {
+    const vn_panels& m = panel.m;
+    return m.group == kUnitCodes<kKind> && panel.cols % m.group == 0 && m.offsets == nullptr &&
+           m.scale_factors != nullptr && m.scale_kind == VN_SCALE_INT8;
+  }
+  VN_INLINE void begin(int64_t g) {
+    const vn_panels& m = panel.m;
+    if (g % m.factor_groups != 0) return;
+    panel.fetch_next(m.scales, m.scale_kind, g, m.factor_groups);
+    const int64_t at = (panel.index * panel.factors + g / m.factor_groups) * kPanel;
+    each<kPanelVecs>([&](auto c) VN_NOW { factors[c] = load_half(m.scale_factors + at + c * kLanes); });
+  }
+  template <int C>
+  VN_INLINE Vec scale(int64_t g) const {
+    const uint8_t* own = static_cast<const uint8_t*>(panel.m.scales) + (panel.index * panel.groups + g) * kPanel;
+    return mul(mul(load_int8(own + C * kLanes), fill(panel.m.scale_step)), factors[C]);
+  }
+};
+
+// Groups of 32 inputs whose scales, and offsets if they have any, are halves: Q4_1's, Q5_0's and Q5_1's.
+template <int Kind, bool kOffsets>
+struct HalfBlocks {
+  static constexpr int kKind = Kind, kGroup = 32, kUnits = kGroup / kUnitCodes<Kind>;
+  static constexpr bool kHasOffsets = kOffsets;
+  static constexpr int64_t kAhead = 8;
+  const PanelView& panel;
+
+  static bool fit(const PanelView& panel) {
+    const vn_panels& m = panel.m;
+    if (m.group != kGroup || panel.cols % kGroup != 0 || m.scale_kind != VN_SCALE_F16) return false;
+    if (m.scale_factors != nullptr || (m.offsets != nullptr) != kHasOffsets) return false;
+    return !kHasOffsets || (m.offset_kind == VN_SCALE_F16 && m.offset_factors == nullptr);
+  }
+  VN_INLINE void begin(int64_t g) const {
+    if (g % kAhead != 0) return;
+    panel.fetch_next(panel.m.scales, VN_SCALE_F16, g, kAhead);
+    if constexpr (kHasOffsets) panel.fetch_next(panel.m.offsets, VN_SCALE_F16, g, kAhead);
+  }
+  template <int C>
+  VN_INLINE Vec scale(int64_t g) const {
+    return mul(read<C>(panel.m.scales, g), fill(panel.m.scale_step));
+  }
+  template <int C>
+  VN_INLINE Vec offset(int64_t g) const {
+    return read<C>(panel.m.offsets, g);
+  }
+
+ private:
+  template <int C>
+  VN_INLINE Vec read(const void* values, int64_t g) const {
+    return load_half(static_cast<const uint16_t*>(values) + (panel.index * panel.groups + g) * kPanel + C * kLanes);
+  }
+};
+
+// dot_byte_tile of one row over such groups.
+template <typename Blocks, CodeFetch kAsks>
+VN_APART void dot_blocks(const ByteInputs& x, int64_t row, const PanelView& panel, float* sums) {
+  constexpr int Kind = Blocks::kKind, C = kPanelVecs, kWords = kUnitWords<Kind>;
+  const int8_t* four = x.codes + row * x.stride;
   const float* input_scales = x.scales + row * x.groups;
   const int32_t* totals = x.sums + row * x.groups;
-  Vec own[C], factors[C];
+  const uint32_t* codes = panel.codes(0, 0);
+  Blocks blocks = {panel};
+  Vec own[C];
   each<C>([&](auto c) VN_NOW { own[c] = zero(); });
   for (int64_t g = 0; g < panel.groups; ++g) {
-    if (g % m.factor_groups == 0) {
-      panel.fetch_next(m.scales, m.scale_kind, g, m.factor_groups);
-      const int64_t at = (panel.index * panel.factors + g / m.factor_groups) * kPanel;
-      each<C>([&](auto c) VN_NOW { factors[c] = load_half(m.scale_factors + at + c * kLanes); });
-    }
-    const uint32_t* codes = panel.codes(g * kWords, 0);
-    const uint8_t* scales = static_cast<const uint8_t*>(m.scales) + (panel.index * panel.groups + g) * kPanel;
-    Words lines[kWords * C];
-    each<kWords * C>([&](auto i) VN_NOW {
-      if constexpr (kAsks == kFetchNext) __builtin_prefetch(codes + i * kLanes + kNextWords, 0, 3);
-      lines[i] = load_line(codes + i * kLanes);
+    blocks.begin(g);
+    Ints chains[C];
+    each<C>([&](auto c) VN_NOW { chains[c] = fill_ints(-kLift<Kind> * totals[g]); });
+    each<Blocks::kUnits>([&](auto) VN_NOW {
+      Words lines[kWords * C];
+      each<kWords * C>([&](auto i) VN_NOW {
+        if constexpr (kAsks == kFetchNext) __builtin_prefetch(codes + i * kLanes + kNextWords, 0, 3);
+        lines[i] = load_line(codes + i * kLanes);
+      });
+      each<C>([&](auto c) VN_NOW {
+        Unit<Kind> unit;
+        each<kWords>([&](auto w) VN_NOW { unit.words[w] = lines[w * C + c]; });
+        each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW {
+          chains[c] = dot_bytes<Kind>(chains[c], byte_codes<Kind, part>(unit), fill_fours(four + 4 * part));
+        });
+      });
+      codes += kWords * kPanel;
+      four += kUnitCodes<Kind>;
     });
     each<C>([&](auto c) VN_NOW {
-      Unit<Kind> unit;
-      each<kWords>([&](auto w) VN_NOW { unit.words[w] = lines[w * C + c]; });
-      Ints chain = fill_ints(-kLift<Kind> * totals[g]);
-      each<kUnitCodes<Kind> / 4>([&](auto part) VN_NOW {
-        const int8_t* four = inputs + g * kUnitCodes<Kind> + 4 * part;
-        chain = dot_bytes<Kind>(chain, byte_codes<Kind, part>(unit), fill_fours(four));
-      });
-      const Vec whole = mul(load_int8(scales + c * kLanes), fill(m.scale_step));
-      const Vec step = mul(mul(whole, factors[c]), fill(input_scales[g]));
-      own[c] = fused(to_floats(chain), step, own[c]);
+      const Vec step = mul(blocks.template scale<c>(g), fill(input_scales[g]));
+      own[c] = fused(to_floats(chains[c]), step, own[c]);
+      if constexpr (Blocks::kHasOffsets) {
+        const float inputs_of_group = input_scales[g] * static_cast<float>(totals[g]);
+        own[c] = fused(blocks.template offset<c>(g), fill(inputs_of_group), own[c]);
+      }
     });
   }
   each<C>([&](auto c) VN_NOW { store(sums + c * kLanes, own[c]); });
+}
+
+template <typename Blocks>
+inline bool try_blocks(const ByteInputs& x, int64_t row, const PanelView& panel, float* sums) {
+  if (!Blocks::fit(panel)) return false;
+  (x.units.fetches_alone ? dot_blocks<Blocks, kFetchNone> : dot_blocks<Blocks, kFetchNext>)(x, row, panel, sums);
+  return true;
+}
+
+// Whether a row met a panel so. Codes that take fewer steps gain nothing.
+template <int Kind>
+inline bool dot_as_blocks(const ByteInputs& x, int64_t row, const PanelView& panel, float* sums) {
+  if constexpr (Kind == VN_CODE_INT6) {
+    return try_blocks<SixBlocks>(x, row, panel, sums) ||
+           try_blocks<HalfBlocks<Kind, false>>(x, row, panel, sums) ||
+           try_blocks<HalfBlocks<Kind, true>>(x, row, panel, sums);
+  }
+  return Kind == VN_CODE_UINT4 && try_blocks<HalfBlocks<VN_CODE_UINT4, true>>(x, row, panel, sums);
 }
 #endif
 
@@ -1002,13 +1078,9 @@ inline void dot_byte_panel_of(const ByteInputs& x, int64_t row, int64_t rows,
     }
   }
 #if defined(__AVX512VNNI__)
-  if constexpr (Kind == VN_CODE_INT6) {
-    if (rows == 1 && has_filed_sixes(panel)) {
-      const bool is_alone = x.units.fetches_alone;
-      (is_alone ? dot_filed_sixes<kFetchNone> : dot_filed_sixes<kFetchNext>)(x, row, panel, sums.data());
-      std::memcpy(part.out, sums.data() + part.start, sizeof(float) * part.count);
-      return;
-    }
+  if (rows == 1 && dot_as_blocks<Kind>(x, row, panel, sums.data())) {
+    std::memcpy(part.out, sums.data() + part.start, sizeof(float) * part.count);
+    return;
   }
 #endif
   if (decodes) codes.resize(std::max<int64_t>(kChain, step * panel.m.group) / 4 * kPanelVecs);

@@ -82,6 +82,34 @@ def test_a_row_has_the_same_bits_in_any_company_and_build(
     assert (error <= 1e-6 * find_largest(source) * rounded.abs().sum(1, keepdim=True)).all()
 
 
+# A row alone meets these group by group, their scales widened there.
+BLOCK_CASES: list[tuple[CodeKind, int, str, str]] = [
+    ("uint4", 32, "f16", "f16"),
+    ("int6", 32, "f16", "none"),
+    ("int6", 32, "f16", "f16"),
+    ("int6", 16, "k", "none"),
+]
+
+
+@pytest.mark.parametrize("inputs", FORMS)
+@pytest.mark.parametrize("case", BLOCK_CASES, ids=str)
+def test_a_row_alone_meets_whole_blocks(
+    case: tuple[CodeKind, int, str, str], inputs: Inputs
+) -> None:
+    kind, group, *numbers = case
+    for width, rows in ((32, 3), (640, 70), (1056, 130)):
+        source = rounding(make_packed(kind, rows, width, group, *numbers, seed=width), inputs)
+        x = torch.randn(4, width, generator=torch.Generator().manual_seed(7))
+        x[2] = 0.0
+        x[3, : width // 2] *= 1e4
+        together = multiply("portable", x, source)
+        for build in builds():
+            assert torch.equal(multiply(build, x, source), together), build
+            for row in range(4):
+                alone = multiply(build, x[row : row + 1], source, threads=2)
+                assert torch.equal(alone[0], together[row]), (build, width, row)
+
+
 @pytest.mark.parametrize("inputs", FORMS)
 def test_every_code_meets_every_place_of_a_word(inputs: Inputs) -> None:
     for kind in ("int8", "int4", "uint4", "iq4", "e2m1", "int6"):

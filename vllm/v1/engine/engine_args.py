@@ -612,7 +612,7 @@ class EngineArgs:
     def _may_draft(self, model_config: ModelConfig) -> bool:
         """Whether drafts may be made that nobody asked for."""
         is_open = self.speculative_config is None and not self.async_scheduling
-        return is_open and not model_config.sees_both_ways
+        return is_open and model_config.generates
 
     def _read_speculative_config(self) -> SpeculativeConfig | None:
         asked = self.speculative_config
