@@ -887,29 +887,44 @@ VN_INLINE Words load_line(const uint32_t* p) {
 }
 
 // Groups of GGUF's blocks as they are met: scales are widened there, so that codes come from memory without a pause.
-// Q6_K's groups, of one unit: scales are whole numbers, and those of a block have a factor.
-struct SixBlocks {
-  static constexpr int kKind = VN_CODE_INT6, kUnits = 1;
-  static constexpr bool kHasOffsets = false;
+// Scales, and offsets if there are any, are bytes, and those of a block have a factor: Q5_K's and Q6_K's.
+template <int Kind, int kGroup, bool kOffsets>
+struct FactorBlocks {
+  static constexpr int kKind = Kind, kUnits = kGroup / kUnitCodes<Kind>;
+  static constexpr bool kHasOffsets = kOffsets;
   const PanelView& panel;
-  Vec factors[kPanelVecs];
+  Vec factors[kPanelVecs], offset_factors[kOffsets ? kPanelVecs : 1];
 
   static bool fit(const PanelView& panel) {
     const vn_panels& m = panel.m;
-    return m.group == kUnitCodes<kKind> && panel.cols % m.group == 0 && m.offsets == nullptr &&
-           m.scale_factors != nullptr && m.scale_kind == VN_SCALE_INT8;
+    if (m.group != kGroup || panel.cols % kGroup != 0 || m.scale_kind != VN_SCALE_INT8) return false;
+    if (m.scale_factors == nullptr || (m.offsets != nullptr) != kHasOffsets) return false;
+    return !kHasOffsets || (m.offset_kind == VN_SCALE_INT8 && m.offset_factors != nullptr);
   }
   VN_INLINE void begin(int64_t g) {
     const vn_panels& m = panel.m;
     if (g % m.factor_groups != 0) return;
-    panel.fetch_next(m.scales, m.scale_kind, g, m.factor_groups);
+    panel.fetch_next(m.scales, VN_SCALE_INT8, g, m.factor_groups);
+    if constexpr (kHasOffsets) panel.fetch_next(m.offsets, VN_SCALE_INT8, g, m.factor_groups);
     const int64_t at = (panel.index * panel.factors + g / m.factor_groups) * kPanel;
-    each<kPanelVecs>([&](auto c) VN_NOW { factors[c] = load_half(m.scale_factors + at + c * kLanes); });
+    each<kPanelVecs>([&](auto c) VN_NOW {
+      factors[c] = load_half(m.scale_factors + at + c * kLanes);
+      if constexpr (kHasOffsets) offset_factors[c] = load_half(m.offset_factors + at + c * kLanes);
+    });
   }
   template <int C>
   VN_INLINE Vec scale(int64_t g) const {
-    const uint8_t* own = static_cast<const uint8_t*>(panel.m.scales) + (panel.index * panel.groups + g) * kPanel;
-    return mul(mul(load_int8(own + C * kLanes), fill(panel.m.scale_step)), factors[C]);
+    return mul(mul(read<C>(panel.m.scales, g), fill(panel.m.scale_step)), factors[C]);
+  }
+  template <int C>
+  VN_INLINE Vec offset(int64_t g) const {
+    return mul(read<C>(panel.m.offsets, g), offset_factors[C]);
+  }
+
+ private:
+  template <int C>
+  VN_INLINE Vec read(const void* values, int64_t g) const {
+    return load_int8(static_cast<const uint8_t*>(values) + (panel.index * panel.groups + g) * kPanel + C * kLanes);
   }
 };
 
@@ -998,11 +1013,12 @@ inline bool try_blocks(const ByteInputs& x, int64_t row, const PanelView& panel,
   return true;
 }
 
-// Whether a row met a panel so. Codes that take fewer steps gain nothing.
+// Whether a row met a panel so. Q4_K, and codes of few steps without offsets, gain nothing.
 template <int Kind>
 inline bool dot_as_blocks(const ByteInputs& x, int64_t row, const PanelView& panel, float* sums) {
   if constexpr (Kind == VN_CODE_INT6) {
-    return try_blocks<SixBlocks>(x, row, panel, sums) ||
+    return try_blocks<FactorBlocks<Kind, 16, false>>(x, row, panel, sums) ||
+           try_blocks<FactorBlocks<Kind, 32, true>>(x, row, panel, sums) ||
            try_blocks<HalfBlocks<Kind, false>>(x, row, panel, sums) ||
            try_blocks<HalfBlocks<Kind, true>>(x, row, panel, sums);
   }

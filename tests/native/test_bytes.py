@@ -88,6 +88,8 @@ BLOCK_CASES: list[tuple[CodeKind, int, str, str]] = [
     ("int6", 32, "f16", "none"),
     ("int6", 32, "f16", "f16"),
     ("int6", 16, "k", "none"),
+    ("int6", 32, "k", "k"),
+    ("uint4", 32, "k", "k"),
 ]
 
 
