@@ -887,79 +887,57 @@ VN_INLINE Words load_line(const uint32_t* p) {
 }
 
 // Groups of GGUF's blocks as they are met: scales are widened there, so that codes come from memory without a pause.
-// Scales, and offsets if there are any, are bytes, and those of a block have a factor: Q5_K's and Q6_K's.
-template <int Kind, int kGroup, bool kOffsets>
-struct FactorBlocks {
+// Scales, and offsets if there are any, are bytes, of which those of a block have a factor (Q5_K, Q6_K), or halves.
+template <int Kind, int kGroup, int kNumbers, bool kOffsets>
+struct FiledBlocks {
   static constexpr int kKind = Kind, kUnits = kGroup / kUnitCodes<Kind>;
-  static constexpr bool kHasOffsets = kOffsets;
+  static constexpr bool kHasOffsets = kOffsets, kHasFactors = kNumbers == VN_SCALE_INT8;
+  // Groups whose halves are asked for together.
+  static constexpr int64_t kAhead = 8;
   const PanelView& panel;
-  Vec factors[kPanelVecs], offset_factors[kOffsets ? kPanelVecs : 1];
+  Vec factors[kHasFactors ? kPanelVecs : 1], offset_factors[kHasFactors && kOffsets ? kPanelVecs : 1];
 
   static bool fit(const PanelView& panel) {
     const vn_panels& m = panel.m;
-    if (m.group != kGroup || panel.cols % kGroup != 0 || m.scale_kind != VN_SCALE_INT8) return false;
-    if (m.scale_factors == nullptr || (m.offsets != nullptr) != kHasOffsets) return false;
-    return !kHasOffsets || (m.offset_kind == VN_SCALE_INT8 && m.offset_factors != nullptr);
+    const auto is_own = [](int32_t kind, const uint16_t* factors) {
+      return kind == kNumbers && (factors != nullptr) == kHasFactors;
+    };
+    if (m.group != kGroup || panel.cols % kGroup != 0 || (m.offsets != nullptr) != kOffsets) return false;
+    return is_own(m.scale_kind, m.scale_factors) && (!kOffsets || is_own(m.offset_kind, m.offset_factors));
   }
   VN_INLINE void begin(int64_t g) {
     const vn_panels& m = panel.m;
-    if (g % m.factor_groups != 0) return;
-    panel.fetch_next(m.scales, VN_SCALE_INT8, g, m.factor_groups);
-    if constexpr (kHasOffsets) panel.fetch_next(m.offsets, VN_SCALE_INT8, g, m.factor_groups);
-    const int64_t at = (panel.index * panel.factors + g / m.factor_groups) * kPanel;
-    each<kPanelVecs>([&](auto c) VN_NOW {
-      factors[c] = load_half(m.scale_factors + at + c * kLanes);
-      if constexpr (kHasOffsets) offset_factors[c] = load_half(m.offset_factors + at + c * kLanes);
-    });
+    const int64_t ahead = kHasFactors ? m.factor_groups : kAhead;
+    if (g % ahead != 0) return;
+    panel.fetch_next(m.scales, kNumbers, g, ahead);
+    if constexpr (kOffsets) panel.fetch_next(m.offsets, kNumbers, g, ahead);
+    if constexpr (kHasFactors) {
+      const int64_t at = (panel.index * panel.factors + g / ahead) * kPanel;
+      each<kPanelVecs>([&](auto c) VN_NOW {
+        factors[c] = load_half(m.scale_factors + at + c * kLanes);
+        if constexpr (kOffsets) offset_factors[c] = load_half(m.offset_factors + at + c * kLanes);
+      });
+    }
   }
   template <int C>
   VN_INLINE Vec scale(int64_t g) const {
-    return mul(mul(read<C>(panel.m.scales, g), fill(panel.m.scale_step)), factors[C]);
+    const Vec own = mul(read<C>(panel.m.scales, g), fill(panel.m.scale_step));
+    if constexpr (kHasFactors) return mul(own, factors[C]);
+    return own;
   }
   template <int C>
   VN_INLINE Vec offset(int64_t g) const {
-    return mul(read<C>(panel.m.offsets, g), offset_factors[C]);
+    const Vec own = read<C>(panel.m.offsets, g);
+    if constexpr (kHasFactors) return mul(own, offset_factors[C]);
+    return own;
   }
 
  private:
   template <int C>
   VN_INLINE Vec read(const void* values, int64_t g) const {
-    return load_int8(static_cast<const uint8_t*>(values) + (panel.index * panel.groups + g) * kPanel + C * kLanes);
-  }
-};
-
-// Groups of 32 inputs whose scales, and offsets if they have any, are halves: Q4_1's, Q5_0's and Q5_1's.
-template <int Kind, bool kOffsets>
-struct HalfBlocks {
-  static constexpr int kKind = Kind, kGroup = 32, kUnits = kGroup / kUnitCodes<Kind>;
-  static constexpr bool kHasOffsets = kOffsets;
-  static constexpr int64_t kAhead = 8;
-  const PanelView& panel;
-
-  static bool fit(const PanelView& panel) {
-    const vn_panels& m = panel.m;
-    if (m.group != kGroup || panel.cols % kGroup != 0 || m.scale_kind != VN_SCALE_F16) return false;
-    if (m.scale_factors != nullptr || (m.offsets != nullptr) != kHasOffsets) return false;
-    return !kHasOffsets || (m.offset_kind == VN_SCALE_F16 && m.offset_factors == nullptr);
-  }
-  VN_INLINE void begin(int64_t g) const {
-    if (g % kAhead != 0) return;
-    panel.fetch_next(panel.m.scales, VN_SCALE_F16, g, kAhead);
-    if constexpr (kHasOffsets) panel.fetch_next(panel.m.offsets, VN_SCALE_F16, g, kAhead);
-  }
-  template <int C>
-  VN_INLINE Vec scale(int64_t g) const {
-    return mul(read<C>(panel.m.scales, g), fill(panel.m.scale_step));
-  }
-  template <int C>
-  VN_INLINE Vec offset(int64_t g) const {
-    return read<C>(panel.m.offsets, g);
-  }
-
- private:
-  template <int C>
-  VN_INLINE Vec read(const void* values, int64_t g) const {
-    return load_half(static_cast<const uint16_t*>(values) + (panel.index * panel.groups + g) * kPanel + C * kLanes);
+    const int64_t at = (panel.index * panel.groups + g) * kPanel + C * kLanes;
+    if constexpr (kHasFactors) return load_int8(static_cast<const uint8_t*>(values) + at);
+    return load_half(static_cast<const uint16_t*>(values) + at);
   }
 };
 
@@ -1013,16 +991,19 @@ inline bool try_blocks(const ByteInputs& x, int64_t row, const PanelView& panel,
   return true;
 }
 
-// Whether a row met a panel so. Q4_K, and codes of few steps without offsets, gain nothing.
+// Whether a row met a panel so: of Q6_K, Q5_K, Q5_0, Q5_1 and Q4_1. Q4_K, and codes of few steps without offsets,
+// gain nothing.
 template <int Kind>
 inline bool dot_as_blocks(const ByteInputs& x, int64_t row, const PanelView& panel, float* sums) {
   if constexpr (Kind == VN_CODE_INT6) {
-    return try_blocks<FactorBlocks<Kind, 16, false>>(x, row, panel, sums) ||
-           try_blocks<FactorBlocks<Kind, 32, true>>(x, row, panel, sums) ||
-           try_blocks<HalfBlocks<Kind, false>>(x, row, panel, sums) ||
-           try_blocks<HalfBlocks<Kind, true>>(x, row, panel, sums);
+    return try_blocks<FiledBlocks<Kind, 16, VN_SCALE_INT8, false>>(x, row, panel, sums) ||
+           try_blocks<FiledBlocks<Kind, 32, VN_SCALE_INT8, true>>(x, row, panel, sums) ||
+           try_blocks<FiledBlocks<Kind, 32, VN_SCALE_F16, false>>(x, row, panel, sums) ||
+           try_blocks<FiledBlocks<Kind, 32, VN_SCALE_F16, true>>(x, row, panel, sums);
+  } else if constexpr (Kind == VN_CODE_UINT4) {
+    return try_blocks<FiledBlocks<Kind, 32, VN_SCALE_F16, true>>(x, row, panel, sums);
   }
-  return Kind == VN_CODE_UINT4 && try_blocks<HalfBlocks<VN_CODE_UINT4, true>>(x, row, panel, sums);
+  return false;
 }
 #endif
 

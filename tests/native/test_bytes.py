@@ -82,7 +82,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_build(
     assert (error <= 1e-6 * find_largest(source) * rounded.abs().sum(1, keepdim=True)).all()
 
 
-# A row alone meets these group by group, their scales widened there.
+# Blocks of GGUF's types: a row alone meets the first five with scales widened where they are met.
 BLOCK_CASES: list[tuple[CodeKind, int, str, str]] = [
     ("uint4", 32, "f16", "f16"),
     ("int6", 32, "f16", "none"),

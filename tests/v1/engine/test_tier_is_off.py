@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.v1.engine.test_offloading import wait_open
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.client import InlineCore
 from vllm.v1.engine.core import EngineCore
@@ -77,10 +78,9 @@ def _count(step: Callable[[], Any], of_tier: list[str]) -> int:
 
 def _let_settle(core: EngineCore) -> None:
     """Step until the folder is open and all that was computed is on the disk."""
-    connector: Any = core.scheduler.connector
+    wait_open(core.scheduler.connector)
     deadline = time.monotonic() + _WAIT_S
-    stores = connector._tier.stores
-    while stores.is_opening or not stores.disk.state.is_ready or core.has_work():
+    while core.has_work():
         assert time.monotonic() < deadline
         core.step()
         time.sleep(0.001)
